@@ -1,4 +1,4 @@
-"""Families of checkpoints: what their attention does, and the tables of their weights."""
+"""Families of checkpoints: the traits of their models, and the transfer tables of their weights."""
 
 from jax_attn.families.bert import BERT
 from jax_attn.families.config import Config
@@ -19,11 +19,11 @@ _ALL = (
     *(T5, VIT),
 )
 FAMILIES = {family.name: family for family in _ALL}
-"""By name."""
+"""name -> family."""
 
 
 def model_family(config: Config) -> Family:
-    """The family of a config. Raises TransferError where there is none with a model here."""
+    """Return the family of a config with a whole model here, or raise TransferError."""
     if (family := family_of(config)) is not None:
         return family
     kind = config.get("model_type")
@@ -34,7 +34,7 @@ def model_family(config: Config) -> Family:
 
 
 def model_problems(config: Config) -> list[Problem]:
-    """Why there is no whole model of a config here; empty where there is one."""
+    """List the reasons why a config has no whole model here; empty if it has one."""
     try:
         model_family(config).model_traits(config, ())
     except TransferError as error:
@@ -43,10 +43,11 @@ def model_problems(config: Config) -> list[Problem]:
 
 
 def family_of(config: Config) -> Family | None:
-    """The family of a config.json, or of a params.json; None where it is none of these.
+    """Return the family of a config.json or a params.json; None if it is unknown.
 
-    By model_type, and by the keys of a config that has none. Never by a text_config inside: the
-    model around it spells the text's keys its own way, and has others that no table here takes.
+    The family is found by model_type or, in a config without one, by its keys. A nested text_config
+    does not count: the model around it spells the text model's keys in its own way, and has other
+    keys that no table here handles.
     """
     kind = config.get("model_type")
     if kind is not None:

@@ -1,6 +1,6 @@
-"""BERT, and RoBERTa, XLM-RoBERTa, CamemBERT and Electra, which are built like it: post-norm.
+"""BERT, RoBERTa, XLM-RoBERTa, CamemBERT and Electra: post-norm encoders.
 
-As a decoder it is causal, and may have cross-attention besides.
+As a decoder, each is causal and may also have cross-attention.
 """
 
 from jax_attn.families.config import Reading
@@ -22,12 +22,12 @@ from jax_attn.transfer.table.rows import ignored, refused, row, tied
 from jax_attn.transfer.table.steps import Sizes, linear
 
 _CROSS = "crossattention"
-_COUNTED = "numbers counted from 0, worked out anew"
-_RELATIVE = "distances in the scores have no place here; expected absolute positions"
+_COUNTED = "positions counted from 0, which are computed instead"
+_RELATIVE = "relative position embeddings are not supported; expected absolute positions"
 
 
 def _norm(torch_prefix: str, flax_prefix: str) -> Layout:
-    """Early files call scale and bias gamma and beta."""
+    """Return the table of a norm; early files call its scale and bias gamma and beta."""
     first = Layout(row("gamma", "scale"), row("beta", "bias"))
     return spellings(LAYER_NORM, first).under(torch_prefix, flax_prefix)
 
@@ -54,7 +54,7 @@ def _rest(config: Reading) -> Layout:
         _norm(f"{theirs}.output.LayerNorm", f"{ours}.mlp_norm"),
         LINEAR.under("pooler.dense", "pooler"),
         ignored("embeddings.position_ids", _COUNTED),
-        ignored("embeddings.token_type_ids", "zeros, worked out anew"),
+        ignored("embeddings.token_type_ids", "zeros, which are computed instead"),
     )
 
 
@@ -87,11 +87,11 @@ def _roberta_head(config: Reading) -> Layout:
 
 
 def _logits(config: Reading, head: str, root: str) -> Layout:
-    """The decoder and the bias beside it, which is the decoder's own where the two are tied."""
+    """Return the table of the decoder and the bias next to it, which is the decoder's if tied."""
     if not config.flag("tie_word_embeddings", default=True):
         return Layout(
             LINEAR.under(f"{head}.decoder", "lm_head"),
-            ignored(f"{head}.bias", "not read where the decoder has a bias of its own"),
+            ignored(f"{head}.bias", "unused, as the decoder has its own bias"),
         )
     return Layout(
         row(f"{head}.bias", "lm_head.bias"),
@@ -119,7 +119,7 @@ def _electra_head(config: Reading) -> Layout:
 _HEADS = {"bert": _bert_head, "electra": _electra_head}
 
 _DEFAULTS = {"electra": (256, 4)}
-"""D and N where the config lacks them."""
+"""model_type -> D and N if the config lacks them."""
 
 
 def _traits(config: Reading, prefix: str) -> Traits:
@@ -171,7 +171,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
 
 
 def _classes(config: Reading, is_bert: bool) -> ClassifierTraits:
-    """By the model's class: all of them call their last layer "classifier"."""
+    """Choose the head by the model's class: every class calls its last layer "classifier"."""
     named = architecture(config)
     if named.endswith("ForTokenClassification"):
         return ClassifierTraits("each")
@@ -181,7 +181,7 @@ def _classes(config: Reading, is_bert: bool) -> ClassifierTraits:
 
 
 def _optional(config: Reading) -> tuple[str, ...]:
-    """Electra's embeddings may have another width than the model."""
+    """List the optional parts; Electra needs a projection if its embeddings' width is not D."""
     width = config.number("embedding_size", default=128)
     is_electra = config.get("model_type") == "electra"
     projects = is_electra and width != config.number("hidden_size", default=_DEFAULTS["electra"][0])

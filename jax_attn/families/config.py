@@ -1,4 +1,4 @@
-"""Reading a config.json: what values are called, what they may be, and all that is wrong."""
+"""Read a config.json: look up values under all their names, check them, and collect problems."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from jax_attn.transfer.problems import Problem, TransferError
 
 Config = Mapping[str, Any]
 
-# How configs of any family name numbers.
+# The names of these numbers in configs of all families.
 NUM_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
 NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
 HEAD_DIM = ("head_dim", "d_kv", "attention_head_size", "kv_channels")
@@ -19,21 +19,21 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers",)
 SLIDES = "sliding_attention"
 LAYER_KINDS = ("full_attention", SLIDES)
-"""How layer_types tells layers with a window from those without."""
+"""The words in layer_types for layers without a window and with one."""
 
 _MISSING = object()
 
 
 class StandIn(int):
-    """A placeholder for an invalid number; suppresses follow-on errors."""
+    """Placeholder for an invalid number; suppresses follow-on errors."""
 
 
 class Reading:
     """A config whose values are checked as they are read.
 
     An invalid value goes into `problems` and a placeholder is returned, so that one reading
-    collects everything that is wrong. A missing value is invalid where there is no default; null
-    counts as missing. file: what messages call the config. names: those that were asked for.
+    collects everything that is wrong. A missing value is invalid if it has no default; null counts
+    as missing. file: the name of the config in messages. names: all names that were read.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Reading:
         self.names = set() if names is None else names
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value as it is, unchecked."""
+        """Return the value as it is, unchecked."""
         self.names.add(name)
         return self.config.get(name, default)
 
     def over(self, defaults: Mapping[str, Any]) -> "Reading":
-        """The same config with `defaults` for missing keys; here null counts as present."""
+        """Return the same config with `defaults` for missing keys; here null counts as present."""
         return self._of({**defaults, **self.config})
 
     def inside(self, name: str) -> "Reading":
-        """A reading of a nested object, an empty one where it is missing."""
+        """Return a reading of a nested object; of an empty one if it is missing."""
         nested = self.get(name) or {}
         if not isinstance(nested, Mapping):
             self.refuse(name, nested, "a JSON object")
@@ -66,47 +66,47 @@ class Reading:
         return self._of(nested)
 
     def number(self, *names: str, default: Any = _MISSING, least: int = 1) -> Any:
-        """The whole number ≥ least under one of `names`; under several it must be the same."""
+        """Return the whole number ≥ least under one of `names`; several must agree."""
 
         def is_count(value: Any) -> bool:
             is_whole = isinstance(value, int) and not isinstance(value, bool)
-            return is_whole and least <= value <= sys.maxsize  # JSON has longer ones
+            return is_whole and least <= value <= sys.maxsize  # JSON allows larger integers
 
         return self._read(names, default, f"a whole number ≥ {least}", is_count, StandIn(1))
 
     def real(self, *names: str, default: Any = _MISSING) -> Any:
-        """Return a finite number above 0, read like `number`."""
+        """Return the finite number above 0 under one of `names`, as `number` does."""
         return self._read(names, default, "a number above 0", is_positive, StandIn(1))
 
     def flag(self, *names: str, default: Any = _MISSING) -> Any:
-        """Return true or false, read like `number`."""
+        """Return the boolean under one of `names`, as `number` does."""
         return self._read(names, default, "true or false", lambda v: isinstance(v, bool), False)
 
     def words(self, name: str, known: tuple[str, ...], count: int | None) -> list[str] | None:
-        """Return a list of `known` words, `count` of them; None if it is absent."""
+        """Return the list of `known` words under `name`, `count` of them; None if it is missing."""
 
         def are_known(value: Any) -> bool:
             return isinstance(value, list) and all(word in known for word in value)
 
         words = self._read((name,), None, f"a list of {', '.join(known)}", are_known, None)
         if None not in (words, count) and len(words) != count:
-            self.refuse(name, words, f"{count} words, one a layer", count)
+            self.refuse(name, words, f"{count} words, one for each layer", count)
         return words
 
     def share(self, width: str, heads: str) -> tuple[int, int, int]:
-        """(D, N, H) where N heads share a width D, so that H = D / N."""
+        """Return (D, N, H) of N heads that share a width D, so that H = D / N."""
         D, N = self.number(width), self.number(heads)
         return D, N, self.divided((width, D), (heads, N))
 
     def kv_heads(self, name: str, heads: str) -> int:
-        """K, the number of key/value heads; N, the number of query heads, where it is missing."""
+        """Return K, the number of key/value heads; if it is missing, N, that of query heads."""
         N = self.number(heads)
         K = self.number(name, default=N)
         self.divided((heads, N), (name, K))
         return K
 
     def divided(self, whole: tuple[str, int], parts: tuple[str, int]) -> int:
-        """A whole divided into equal parts, each given as (name, value)."""
+        """Return the size of one of several equal parts. Arguments are (name, value)."""
         (name, value), (by, count) = whole, parts
         if isinstance(value, StandIn) or isinstance(count, StandIn):
             return StandIn(1)
@@ -116,7 +116,7 @@ class Reading:
         return value // count
 
     def refuse(self, name: str, value: Any, expected: str, *of: Any) -> None:
-        """Note an unsupported value, unless one `of` those that it depends on is invalid itself."""
+        """Note an unsupported value, unless a value that it depends on (`of`) is invalid too."""
         if not any(isinstance(other, StandIn) for other in of):
             text = f"expected {expected}, got {value!r}"
             self.problems[Problem("file", f"{self.file} {name}", text)] = None
@@ -149,7 +149,7 @@ class Reading:
 
 @contextmanager
 def reading(config: Config) -> Iterator[Reading]:
-    """A reading that ends with one TransferError for everything invalid."""
+    """Yield a reading of the config; then raise one TransferError for all problems."""
     read = Reading(config)
     yield read
     if read.problems:
@@ -157,7 +157,7 @@ def reading(config: Config) -> Iterator[Reading]:
 
 
 def disagreements(options: Mapping[str, int | None], config: Sequence[int | None]) -> list[Problem]:
-    """Options, by name, whose values are not those of the config; None agrees with any."""
+    """Report options, by name, whose values differ from the config's; None agrees with all."""
     return [
         Problem("ambiguous", option, f"expected {expected}, as config.json says, got {value}")
         for (option, value), expected in zip(options.items(), config, strict=True)
@@ -166,6 +166,6 @@ def disagreements(options: Mapping[str, int | None], config: Sequence[int | None
 
 
 def is_positive(value: Any) -> bool:
-    """Return whether a value is a number > 0 that fits a float; JSON's integers are unbounded."""
+    """Return whether a value is a number above 0 that fits a float; JSON's integers may not."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0 < value <= sys.float_info.max

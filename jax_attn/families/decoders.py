@@ -1,4 +1,4 @@
-"""Parts that transformers' decoders share: norms, perceptrons, heads and rotary positions."""
+"""The parts shared by transformers' decoders: norms, MLPs, heads and rotary positions."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from jax_attn.transfer.table.rows import ignored, tied
 Scaling = tuple[str, dict[str, Any]]
 """A scaling's name in `jax_attn.attention`, and its fields."""
 
-FROM_CONFIG = "frequencies, worked out from the config"
+FROM_CONFIG = "frequencies, which are computed from the config"
 FREQUENCIES = Layout(ignored("rotary_emb.inv_freq", FROM_CONFIG))
-"""Old files hold them."""
+"""Only old files contain these."""
 
 TASKS = Layout(
     LINEAR.under("score", "classifier"),
@@ -23,7 +23,7 @@ TASKS = Layout(
 
 
 def norms(norm: Layout = LAYER_NORM) -> Layout:
-    """The table of a block's two norms."""
+    """Return the table of a block's two norms."""
     return Layout(
         norm.under("input_layernorm", "attention_norm"),
         norm.under("post_attention_layernorm", "mlp_norm"),
@@ -31,16 +31,16 @@ def norms(norm: Layout = LAYER_NORM) -> Layout:
 
 
 def mlp(dense: Layout = LINEAR) -> Layout:
-    """The table of a perceptron of two layers."""
+    """Return the table of a two-layer MLP."""
     return Layout(
         dense.under("mlp.dense_h_to_4h", "mlp.up"), dense.under("mlp.dense_4h_to_h", "mlp.down")
     )
 
 
 def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> Layout:
-    """The table of a language model's head, and of those for other tasks.
+    """Return the table of a language model's head, and of the heads for other tasks.
 
-    embedding: the key of the weight that the first shares where the config ties the two.
+    embedding: the key of the weight that the language model's head shares if the config ties them.
     """
     if config.flag("tie_word_embeddings", default=tied_by_default):
         return Layout(tied("lm_head.weight", embedding), TASKS)
@@ -48,7 +48,7 @@ def heads(config: Reading, embedding: str, *, tied_by_default: bool = True) -> L
 
 
 def sizes(config: Reading) -> tuple[int, int, int]:
-    """D, N and H, which configs may name by itself: head_dim."""
+    """Return D, N and H; configs may set H independently, as head_dim."""
     D, N = config.number("hidden_size"), config.number("num_attention_heads")
     H = config.number("head_dim", default=None)
     return (D, N, H) if H else config.share("hidden_size", "num_attention_heads")
@@ -64,12 +64,11 @@ def rotary(
     part: float | None = None,
     names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
 ) -> RotaryTraits:
-    """The rotary positions of a config, with transformers' defaults.
+    """Return the rotary positions of a config, with transformers' defaults.
 
-    part: how much of a head turns where the config does not say; None where all of it does,
-    whatever the config says. names: how the family's old configs name base and part, beside
-    rope_scaling. Wrong are a rope_type that is not known here, and a part that is no whole number
-    of pairs.
+    part: the part of a head that is rotated if the config does not say; None if the whole head is,
+    whatever the config says. names: the family's names for base and part in old configs, next to
+    rope_scaling. Refuses an unknown rope_type, and a part that is not a whole number of pairs.
     """
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new and old != new:
@@ -122,7 +121,7 @@ def _yarn(rope: Reading, config: Reading) -> Scaling:
 def _original(rope: Reading, config: Reading) -> int:
     name = "original_max_position_embeddings"
     inside = rope.number(name, default=None)
-    # At the top level it overrides the one inside, as in transformers.
+    # A top-level value overrides the nested one, as in transformers.
     return config.number(name, default=inside) or config.number("max_position_embeddings")
 
 

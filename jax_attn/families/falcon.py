@@ -1,7 +1,7 @@
-"""Falcon and BLOOM, which it descends from: query, key and value in one projection.
+"""Falcon, and BLOOM from which it descends: query, key and value in one projection.
 
-Falcon has three forms: one key/value head, grouped heads, a key and a value for each head; with
-rotary positions, or ALiBi in their place. BLOOM has a key and a value for each head, and ALiBi.
+Falcon has three forms: one key/value head, grouped heads, or a key and a value for each head. It
+has rotary positions or ALiBi. BLOOM has a key and a value for each head, and ALiBi.
 """
 
 import math
@@ -59,7 +59,7 @@ def _rest(config: Reading) -> Layout:
 
 
 def _norms(config: Reading) -> Layout:
-    """The one norm that attention and MLP both read, or a norm for each, of either spelling."""
+    """Return the table of the norm that attention and MLP share, or of a norm for each."""
     count = _norm_count(config)
     if not config.flag("parallel_attn", default=True):
         return norms()
@@ -71,7 +71,7 @@ def _norms(config: Reading) -> Layout:
 
 
 def _width(config: Reading, default: int) -> int:
-    """D, which old configs call n_embed."""
+    """Return D, which old configs call n_embed."""
     return config.number("n_embed", "hidden_size", default=default)
 
 
@@ -79,13 +79,13 @@ def _traits(config: Reading, prefix: str) -> Traits:
     config = config.over(_DEFAULTS)
     D, N = _width(config, _WIDTH), config.number("num_attention_heads")
     H = config.divided(("hidden_size", D), ("num_attention_heads", N))
-    config.number("num_kv_heads", default=None)  # checked in every form, used in one
+    config.number("num_kv_heads", default=None)  # checked in every form, used in only one
     K = {"one": 1, "each": N}.get(_form(config))
     K = K or config.kv_heads("num_kv_heads", "num_attention_heads")
     has_alibi, has_bias = config.flag("alibi", default=False), config.flag("bias")
     # Falcon scales the scores after it has added the bias.
     bias = BiasTraits("alibi", {"factor": 1 / math.sqrt(H)}, rounded=True)
-    turning = rotary(config, H)  # which configs tell beside ALiBi, too
+    turning = rotary(config, H)  # checked even with ALiBi
     return Traits(
         D,
         Sizes(N, K, H),
@@ -98,7 +98,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 def _norm_count(config: Reading) -> int:
-    """How many norms a parallel block has in front of attention and MLP."""
+    """Return the number of norms before attention and MLP in a parallel block."""
     usual = 2 if _form(config) == "grouped" else 1
     return config.number("num_ln_in_parallel_attn", default=usual)
 
@@ -112,7 +112,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     )
     is_new, count = config.flag("new_decoder_architecture"), _norm_count(config)
     if is_new and not is_parallel:
-        config.refuse("parallel_attn", False, "true beside new_decoder_architecture")
+        config.refuse("parallel_attn", False, "true with new_decoder_architecture")
     if is_parallel and count == 2 and not is_new:
         config.refuse("num_ln_in_parallel_attn", 2, "1 without new_decoder_architecture")
     norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
@@ -161,7 +161,7 @@ def _bloom_traits(config: Reading, prefix: str) -> Traits:
 
 def _bloom_model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     if config.flag("apply_residual_connection_post_layernorm", default=False):
-        expected = "false: the residual is what the norm reads, not what it gives"
+        expected = "false: a residual taken after the norm is not supported"
         config.refuse("apply_residual_connection_post_layernorm", True, expected)
     D = _width(config, 64)
     norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))

@@ -1,7 +1,7 @@
-"""A family of models: what its attention does, and the tables of its weights.
+"""A family of models: the traits of its attention, and the transfer tables of its weights.
 
-A family is data about other people's checkpoints. `traits` says what its models do, as the config
-has it; the tables carry a block's weights, or a whole file's, to Flax paths that are the same in
+A family is data about other people's checkpoints. `traits` reads from a config what the models do.
+The tables carry the weights of a block, or of a whole file, to Flax paths that are the same in
 every family, those of `jax_attn.models`:
 
     token_embedding  position_embedding  type_embedding  embedding_norm  embedding_projection
@@ -11,10 +11,10 @@ every family, those of `jax_attn.models`:
     pooler  lm_head  classifier  token_classifier  qa_outputs  seq_relationship
     patch_embedding  cls_token  mask_token          (of images)
 
-with `attention` a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm,
-position_bias), kernels (in, out), a norm's scale and bias, an embedding's embedding.
-Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_attention`. Needs no
-framework.
+`attention` is a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm,
+position_bias). Kernels are (in, out); a norm has a scale and a bias, an embedding an embedding.
+Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_attention`. This module
+imports no framework.
 """
 
 import re
@@ -37,13 +37,13 @@ from jax_attn.transfer.table.layout import Layout, optional, spellings
 from jax_attn.transfer.table.rows import bindings, filled
 
 _NAMED = 8
-"""How many layers a message names."""
+"""The number of layers that a message names at most."""
 _COUNTS = ("max_position_embeddings", "intermediate_size")
-"""Numbers that many configs have, and no table or trait reads."""
+"""Numbers that many configs have and that are checked even if no table or trait reads them."""
 
 
 class Place(NamedTuple):
-    """Where one block lies: torch's prefix in the file, Flax's in the ported model."""
+    """The place of one block: torch's prefix in the file, Flax's prefix in the ported model."""
 
     torch: str
     flax: str = "layers.{layer}.attention"
@@ -51,30 +51,29 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One family: how it is known, where its blocks are, and its tables.
+    """One family: how to recognise it, where its blocks are, and its tables.
 
     name: as `jax-attn inspect` prints it, and a model_type of configs.
-    block_of(config): the table between a block's keys and its attention module, neither with a
-        prefix.
-    rest_of(config): the table of all else behind the root.
+    block_of(config): the table between a block's keys and its attention module, without prefixes.
+    rest_of(config): the table of all other keys after the root.
     head_of(config): the table of the keys that have no root.
-    traits_of(config, torch prefix): what the block there does.
-    places: where blocks are, behind the root, {layer} for the layer's number; two of one Flax path
-        are two spellings of one block.
-    roots: what may stand before every key but the head's: "bert"; "" for nothing.
-    new_root(config): the root that transformers writes; the first of them unless given.
-    also: further model_types of the same tables. known_by: the keys that tell a config of this
-        family, where it names no model_type at all.
-    without_model: those of the model_types of which there is no model here.
-    model_of(config, attention): what a whole model does, with the traits of each layer's attention;
-        None where there is no model of the family here.
-    optional_of(config): Flax parts of the rest that a file may lack; all its others must be
-        there. The heads may all be absent, but for that of a model whose config says that it is
-        a causal language model with a head of its own.
+    traits_of(config, torch prefix): the traits of the block at this prefix.
+    places: the places of blocks, after the root, with {layer} for the layer's number; two places
+        with one Flax path are two spellings of one block.
+    roots: the possible prefixes of every key except the head's, such as "bert"; "" for none.
+    new_root(config): the root that transformers writes; the first of `roots` by default.
+    also: further model_types with the same tables. known_by: the keys that identify a config of
+        this family if its configs have no model_type.
+    without_model: the model_types of the family that have no whole model here.
+    model_of(config, attention): the traits of a whole model, given those of each layer's attention;
+        None if the family has no whole model here.
+    optional_of(config): the Flax parts of the rest that a file may lack; it must have all others.
+        A file may lack every head, except that of a model whose config names a causal language
+        model with an untied head.
 
-    A key that a config lacks has transformers' default, but for the number of layers. Every method
-    raises one TransferError for a config with unsupported values, or without one that has no
-    default: it names all of them, whichever the method is about.
+    A missing key has transformers' default, except the number of layers. Every method raises one
+    TransferError for a config that has unsupported values, or lacks one that has no default; the
+    error lists all of them, whichever of them the method reads.
     """
 
     name: str
@@ -93,18 +92,18 @@ class Family:
 
     @property
     def model_types(self) -> tuple[str, ...]:
-        """The model_types that configs of this family name; () where they name none."""
+        """The model_types in configs of this family; () if these have none."""
         return () if self.known_by else (self.name, *self.also)
 
     @property
     def types_of_models(self) -> tuple[str, ...]:
-        """Those of the model_types of which there is a model here."""
+        """The model_types that have a whole model here."""
         if self.model_of is None:
             return ()
         return tuple(kind for kind in self.model_types if kind not in self.without_model)
 
     def block(self, config: Config) -> Layout:
-        """The table of one block, without a prefix."""
+        """Return the table of one block, without a prefix."""
         with self._reading(config) as read:
             return optional(self.block_of(read))
 
@@ -114,11 +113,11 @@ class Family:
             return self.traits_of(read, prefix)
 
     def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
-        """Return the traits of a whole model, layer by layer; only of `layers` if given."""
+        """Return the traits of a whole model, or of only these `layers` of it."""
         kind = config.get("model_type")
         if self.model_of is None or kind in self.without_model:
             name = kind if kind in self.without_model else self.name
-            text = f"there is no model of the family {name} here, only of its attention"
+            text = f"whole models of the family {name} are not supported, only their attention"
             raise TransferError("reading the config", [Problem("refused", "model", text)])
         with self._reading(config) as read:
             (pattern, _), *_ = self.places
@@ -134,7 +133,7 @@ class Family:
             return model
 
     def beside(self, config: Config, keys: Iterable[str]) -> tuple[Layout, frozenset[str]]:
-        """The table of all but the blocks, and those of its Flax parts that a file may lack."""
+        """Return the table of all but the blocks, and the Flax parts of it that a file may lack."""
         with self._reading(config) as read:
             rest, head = self.rest_of(read), self.head_of(read)
             may_lack = frozenset(self.optional_of(read))
@@ -145,7 +144,7 @@ class Family:
         return optional(whole).spelled_as(keys), may_lack | heads
 
     def look_through(self, config: Reading) -> None:
-        """Read everything once, so that every problem is known."""
+        """Read every value of a config once, so that all problems are collected."""
         check_values(config)
         for read in (self.block_of, self.rest_of, self.head_of, self.optional_of):
             read(config)
@@ -157,21 +156,21 @@ class Family:
             config.number(name, default=None, least=0)
 
     def root(self, config: Config, keys: Iterable[str]) -> str:
-        """The prefix of the blocks in a file with these keys; that of a new file for none."""
+        """Return the root of the blocks in a file with these keys; without keys, a new file's."""
         keys = list(keys)
         if not keys and self.new_root is not None:
             return self.new_root(Reading(config))
         return max(self.roots, key=lambda root: len(self._places(config, keys, root)))
 
     def blocks(self, config: Config, keys: Iterable[str]) -> list[Place]:
-        """The attention blocks in a file with these keys, layer by layer."""
+        """List the attention blocks of a file with these keys, layer by layer."""
         keys = list(keys)
         return self._places(config, keys, self.root(config, keys))
 
     def model(self, config: Config, keys: Iterable[str]) -> Layout:
-        """The table of a whole file: every key has a row, or is passed over with a reason.
+        """Return the table of a whole file: every key has a row, or is ignored for a stated reason.
 
-        keys: those of the file, which may have a root, and of several spellings one.
+        keys: those of the file. They may have a root, and choose one of several spellings.
         """
         with self._reading(config) as read:
             block, rest, head = self.block_of(read), self.rest_of(read), self.head_of(read)
@@ -184,7 +183,7 @@ class Family:
         return optional(whole).spelled_as(keys)
 
     def _places(self, config: Config, keys: list[str], root: str) -> list[Place]:
-        """The blocks of which any key is present behind this root."""
+        """List the blocks that have at least one key after this root."""
         places, block = [], self.block(config).torch_keys()
         for place in self.places:
             prefix = f"{root}.{place.torch}" if root else place.torch
@@ -207,7 +206,7 @@ def _has_own_head(config: Config, head: Layout) -> bool:
 
 def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
     """Report layers that the config counts and the checkpoint lacks, or the reverse."""
-    by_stem: dict[str, set[int]] = defaultdict(set)  # what precedes the number -> layers
+    by_stem: dict[str, set[int]] = defaultdict(set)  # the text before the number -> layers
     for place in blocks:
         stem, layer, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
         by_stem[stem].add(int(layer))
@@ -230,6 +229,6 @@ def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
 
 
 def gaps(layers: set[int], count: int) -> list[int]:
-    """Return the first missing ones of `count` layers; `count` may be huge."""
+    """List the first missing layers of `count`, however large `count` is."""
     looked_at = range(min(count, len(layers) + _NAMED))
     return [layer for layer in looked_at if layer not in layers][:_NAMED]

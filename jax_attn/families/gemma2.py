@@ -38,7 +38,7 @@ _DEFAULTS = {
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }
-"""transformers' defaults for missing keys; null is a value of its own."""
+"""transformers' defaults for missing keys; null counts as present."""
 
 _NORMS = {
     "input_layernorm": "attention_norm",
@@ -84,7 +84,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 def _window(config: Reading, layer: int) -> int | None:
-    """By layer_types; where there is none, in every other layer from the first on."""
+    """Return the window, by layer_types or, without these, in layers 0, 2, 4, …."""
     width = config.number("sliding_window", default=None)
     count = config.number("num_hidden_layers", default=None, least=0)
     kinds = config.words("layer_types", LAYER_KINDS, count)

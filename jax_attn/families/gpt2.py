@@ -1,6 +1,6 @@
-"""GPT-2: one packed projection, its weight (in, out), and a table of positions.
+"""GPT-2: one packed projection with a weight (in, out), and a table of positions.
 
-GPTBigCode is GPT-2 with linear layers and, mostly, one key/value head.
+GPTBigCode is GPT-2 with linear layers and, usually, one key/value head.
 """
 
 from dataclasses import replace
@@ -30,18 +30,18 @@ from jax_attn.transfer.table.layouts import (
 from jax_attn.transfer.table.rows import ignored, row
 from jax_attn.transfer.table.steps import Sizes, heads, heads_in, linear, packed
 
-# transformers' Conv1D has Flax's order.
+# transformers' Conv1D stores (in, out), as Flax does.
 _CONV1D = Layout(row("weight", "kernel"), row("bias", "bias"))
 
 
 def _check_alone(config: Reading) -> None:
-    """Refuse a decoder that attends to an encoder as well."""
+    """Refuse a decoder that also attends to an encoder."""
     if config.flag("add_cross_attention", default=False):
-        config.refuse("add_cross_attention", True, "false: there is no table of such a block")
+        config.refuse("add_cross_attention", True, "false: cross-attention is not supported")
 
 
 def _rest(dense: Layout, config: Reading) -> Layout:
-    """All but the blocks, of models with GPT-2's names; dense: the table of an MLP's layer."""
+    """Return the table of all but the blocks in GPT-2's names. dense: that of an MLP's layer."""
     layer = "h.{layer}"
     return Layout(
         EMBEDDING.under("wte", "token_embedding"),
@@ -62,7 +62,7 @@ def _head(config: Reading) -> Layout:
 
 
 def _sizes(config: Reading) -> tuple[int, int, int]:
-    """D, N and H, as GPT-2's configs name them."""
+    """Return D, N and H under the names in GPT-2's configs."""
     D = config.number("n_embd", "hidden_size", default=768)
     N = config.number("n_head", "num_attention_heads", default=12)
     return D, N, config.divided(("n_embd", D), ("n_head", N))
@@ -75,8 +75,8 @@ def _block(config: Reading) -> Layout:
         row("c_attn.bias", QKV_BIASES, packed, heads),
         row("c_proj.weight", "out_proj.kernel", heads_in),
         row("c_proj.bias", "out_proj.bias"),
-        ignored("bias", "the causal mask, which old files hold"),
-        ignored("masked_bias", "what old files hide scores with"),
+        ignored("bias", "the causal mask, which only old files contain"),
+        ignored("masked_bias", "the fill value of masked scores, which only old files contain"),
     )
 
 
@@ -89,7 +89,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 def _model(config: Reading, attention: tuple[Traits, ...], *, between: str) -> ModelTraits:
-    """between: the activation where the config does not say."""
+    """Return the traits of a model. between: the default activation."""
     D, _, _ = _sizes(config)
     norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
     rows = config.number("n_positions", "max_position_embeddings", default=1024)
@@ -128,8 +128,8 @@ def _bigcode_block(config: Reading) -> Layout:
 def _bigcode_traits(config: Reading, prefix: str) -> Traits:
     D, N, H = _sizes(config)
     K = 1 if _is_multi_query(config) else N
-    if (given := config.number("num_key_value_heads", default=K)) != K:
-        config.refuse("num_key_value_heads", given, f"{K}, by multi_query")
+    if (value := config.number("num_key_value_heads", default=K)) != K:
+        config.refuse("num_key_value_heads", value, f"{K}, by multi_query")
     scale = None if config.flag("scale_attn_weights", default=True) else 1.0
     return Traits(D, Sizes(N, K, H), is_causal=True, scale=scale)
 

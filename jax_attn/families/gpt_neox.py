@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia too): query, key and value by turns; rotary on a part of each head."""
+"""GPT-NeoX and Pythia: query, key and value interleaved by head; rotary on a part of each head."""
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, TASKS, mlp, norms, rotary
@@ -22,7 +22,7 @@ _DEFAULTS = {
     "max_position_embeddings": 2048,
     "attention_bias": True,
 }
-_MASK = "the causal mask, worked out anew"
+_MASK = "the causal mask, which is computed instead"
 
 
 def _block(config: Reading) -> Layout:
@@ -44,7 +44,7 @@ def _rest(config: Reading) -> Layout:
 
 
 def _head(config: Reading) -> Layout:
-    """Files say embed_out, live modules lm_head."""
+    """Return the table of the heads; files call the first embed_out, live modules lm_head."""
     keys = "embed_out.weight", "lm_head.weight"
     is_tied = config.flag("tie_word_embeddings", default=False)
     return Layout(

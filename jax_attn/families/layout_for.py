@@ -1,4 +1,4 @@
-"""The table of a known family, from a checkpoint or a config."""
+"""The transfer table of a known family, from a checkpoint or a config."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,16 +16,16 @@ def layout_for(source: str | Path | Mapping[str, Any]) -> Layout:
     """Return the table between a known family's torch keys and this package's Flax paths.
 
     Args:
-      source: a checkpoint, a file or a folder with its config.json; or a config, as a dict or as
-        transformers' `config.to_dict()`. A checkpoint's keys are read too, so that the table spells
-        them as the file does.
+      source: a checkpoint (a file, or a folder with its config.json); or a config, as a dict such
+        as transformers' `config.to_dict()`. A checkpoint's keys are read as well, so that the table
+        spells them as the file does.
 
     Returns:
       A `Layout` of the whole model; `Layout.renamed` adapts its Flax side to another module, and
       `Layout.renamed_torch` its torch side.
 
     Raises:
-      TransferError: there is no config, its family is not known, or a value is not supported.
+      TransferError: there is no config, its family is unknown, or a value is not supported.
     """
     if isinstance(source, Mapping):
         return _family_layout(source, (), "the config")

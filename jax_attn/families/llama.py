@@ -1,8 +1,8 @@
 """Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions.
 
-Llama also as Meta publishes it, consolidated.*.pth beside a params.json: there rotary pairs lie
-side by side, (2m, 2m + 1). Its tables turn them to halves, (m, m + H/2): the Flax side is that of
-transformers' Llama, and through the two tables the one becomes the other.
+Llama is also read as Meta publishes it: consolidated.*.pth with a params.json. There, rotary pairs
+are adjacent, (2m, 2m + 1); the tables reorder them to halves, (m, m + H/2). The Flax side is that
+of transformers' Llama, so the two tables convert either format to the other.
 """
 
 from functools import partial
@@ -59,11 +59,11 @@ _DEFAULTS = {
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
 }
-"""transformers' defaults for missing keys; null is a value of its own."""
+"""transformers' defaults for missing keys; null counts as present."""
 
 _HEAD = partial(heads, embedding="model.embed_tokens.weight", tied_by_default=False)
 _BIASES = {"mistral": (False, False), "qwen2": (True, False)}
-"""Whether q, k, v and the output have biases, where attention_bias does not decide."""
+"""model_type -> whether q, k, v and the output have biases if attention_bias does not decide."""
 
 
 def _block(config: Reading) -> Layout:
@@ -119,7 +119,7 @@ def _has_qk_norm(config: Reading) -> bool:
 
 
 def _some_layers(config: Reading, layer: int) -> int | None:
-    """Qwen's window: in the layers that layer_types names, else from max_window_layers on."""
+    """Return Qwen's window: in the layers of layer_types, else from max_window_layers on."""
     first = config.number("max_window_layers", least=0)
     width = config.number("sliding_window", default=None)
     count = config.number("num_hidden_layers", default=None, least=0)
@@ -179,11 +179,11 @@ LLAMA = Family(
 )
 
 
-# --- as Meta publishes it -----------------------------------------------------------------------
+# --- Llama as Meta publishes it -----------------------------------------------------------------
 
 _SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 8192}
-"""use_scaled_rope: as Meta's code has it, and no params.json. transformers has 32 for the factor
-of Llama 3.2, whose params.json does not differ in this."""
+"""The scaling of use_scaled_rope, which is in Meta's code, not in params.json. transformers uses a
+factor of 32 for Llama 3.2, whose params.json does not differ in this."""
 
 
 def _meta_block(config: Reading) -> Layout:
@@ -231,5 +231,4 @@ LLAMA_META = Family(
     roots=("",),
     known_by=("dim", "n_heads", "n_layers"),
 )
-"""Where a file is one of several, each has a part of every tensor: they are not put together here.
-"""
+"""If a checkpoint is several files, each has a part of every tensor; they are not merged here."""

@@ -1,6 +1,6 @@
-"""OPT: a table of positions that begins at row 2; norms before attention and MLP, or after.
+"""OPT: a table of positions that begins at row 2; norms before or after attention and MLP.
 
-Token vectors may have another width than the model: linear maps lead in and out.
+If token vectors do not have the model's width, linear maps project them in and out.
 """
 
 from functools import partial
@@ -36,7 +36,7 @@ from jax_attn.transfer.table.steps import Sizes
 
 _OFFSET = 2
 _EPSILON = 1e-5
-"""torch's own, which no config changes."""
+"""torch's default, which no config changes."""
 _DEFAULTS = {
     "vocab_size": 50272,
     "hidden_size": 768,
@@ -59,7 +59,8 @@ def _rest(config: Reading) -> Layout:
     layer = "layers.{layer}"
     dense = LINEAR if config.flag("enable_bias") else BIASLESS
     if not config.flag("layer_norm_elementwise_affine"):
-        config.refuse("layer_norm_elementwise_affine", False, "true: norms have weights here")
+        expected = "true: norms without weights are not supported"
+        config.refuse("layer_norm_elementwise_affine", False, expected)
     D = config.number("hidden_size")
     maps = Layout(
         BIASLESS.under("project_in", "embedding_projection"),

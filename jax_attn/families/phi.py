@@ -1,4 +1,4 @@
-"""Phi: attention and MLP side by side behind one norm, rotary on a part of each head."""
+"""Phi: attention and MLP in parallel after one norm, rotary on a part of each head."""
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, TASKS, rotary, sizes
@@ -52,7 +52,7 @@ def _rest(config: Reading) -> Layout:
 
 
 def _head(config: Reading) -> Layout:
-    """The one decoder whose head has a bias, tied or not."""
+    """Return the table of the heads: Phi's language-model head has a bias, tied or not."""
     if not config.flag("tie_word_embeddings", default=False):
         return Layout(LINEAR.under("lm_head", "lm_head"), TASKS)
     same = tied("lm_head.weight", "model.embed_tokens.weight")
@@ -64,7 +64,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
     D, N, H = sizes(config)
     has_norms = config.flag("qk_layernorm")
     if has_norms and H * N != D:
-        expected = "hidden_size / num_attention_heads beside qk_layernorm"
+        expected = "hidden_size / num_attention_heads with qk_layernorm"
         config.refuse("head_dim", H, expected, D, N)
     norm = NormTraits("layer", config.real("layer_norm_eps"))
     return Traits(

@@ -1,7 +1,7 @@
 """T5, mT5 and UMT5: an encoder and a decoder, no scale, a learned bias by distance.
 
-The first block of either side holds the table of buckets, and the others are called with its bias.
-In UMT5 every block has its own.
+The first block of each side has the table of buckets, and the others receive its bias. In UMT5
+every block has its own table.
 """
 
 import re
@@ -16,7 +16,7 @@ from jax_attn.transfer.table.steps import Sizes, linear
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}
-"""N where the config lacks it; 6 for the others."""
+"""model_type -> N if the config lacks it; 6 for the others."""
 
 _MLP = Layout(
     either(
@@ -48,7 +48,7 @@ def _rest(config: Reading) -> Layout:
 
 
 def _stack(*norms: str) -> Layout:
-    """A side's MLPs and norms; norms: their Flax names, the last the MLP's."""
+    """Return the table of a side's MLPs and norms; norms: their Flax names, the MLP's last."""
     block, layer = "block.{layer}", "layers.{layer}"
     last = len(norms) - 1
     return Layout(
@@ -62,8 +62,8 @@ def _stack(*norms: str) -> Layout:
 
 
 def _head(config: Reading) -> Layout:
-    # transformers 5 writes tie_word_embeddings = true for every T5; whether the head of the file
-    # that it read was tied, it keeps in scale_decoder_outputs.
+    # transformers 5 writes tie_word_embeddings = true for every T5, and keeps in
+    # scale_decoder_outputs whether the head of the original file was tied.
     is_tied = config.flag("tie_word_embeddings", default=True)
     is_tied = config.flag("scale_decoder_outputs", default=is_tied)
     return Layout(

@@ -1,7 +1,7 @@
-"""Traits of a model, read from its config: plain data that needs no framework.
+"""The traits of a model, as its config states them: plain data that needs no framework.
 
 `Traits` describe one attention block, `BlockTraits` the block around it, `ModelTraits` a whole
-model. A family reads them out of a config; `jax_attn.models` builds a model of them.
+model. A family reads them from a config; `jax_attn.models` builds a model from them.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jax_attn.transfer.table.steps import Sizes
 
 
 class RotaryTraits(NamedTuple):
-    """Fields of `jax_attn.attention.Rotary`: base, dim (None for all of H), interleaved.
+    """Rotary positions, as in `jax_attn.attention.Rotary`; dim is None if all of H is rotated.
 
     scaling: the name and the fields of one of its scalings: ("Linear", {"factor": 4.0}).
     """
@@ -24,12 +24,12 @@ class RotaryTraits(NamedTuple):
 
     @property
     def stretches(self) -> bool:
-        """True if the frequencies depend on the length of the sequence."""
+        """Whether the frequencies depend on the sequence length."""
         return self.scaling is not None and self.scaling[0] == "DynamicNTK"
 
 
 class NormTraits(NamedTuple):
-    """kind: "rms" or "layer". adds_one: the scale is 1 + the weight, as in Gemma."""
+    """A norm. kind: "rms" or "layer". adds_one: the scale is 1 + the weight, as in Gemma."""
 
     kind: Literal["rms", "layer"]
     epsilon: float
@@ -37,11 +37,11 @@ class NormTraits(NamedTuple):
 
 
 class BiasTraits(NamedTuple):
-    """Bias added to the scores, from the positions of query and key.
+    """A bias added to the scores, by the positions of query and key.
 
-    kind: "alibi" (fields: factor, by which the slopes are multiplied) or "relative" (T5's, from a
-        table; fields: buckets, max_distance, bidirectional). rounded: slopes and their products
-        with positions are rounded to bfloat16, whatever the model's dtype, as in Falcon.
+    kind: "alibi" (fields: factor, which multiplies the slopes) or "relative" (T5's, from a table;
+        fields: buckets, max_distance, bidirectional). rounded: slopes and their products with
+        positions are rounded to bfloat16, whatever the model's dtype, as in Falcon.
     """
 
     kind: Literal["alibi", "relative"]
@@ -51,12 +51,12 @@ class BiasTraits(NamedTuple):
 
 @dataclass(frozen=True)
 class Traits:
-    """Traits of one attention block. D embed_dim, N and K heads, H head_dim.
+    """The traits of one attention block. D embed_dim, N and K heads, H head_dim.
 
     kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
-    sees no later key. window: how many keys a query sees, the last its own; None for all. cross:
-    keys and values come from another sequence. add_bias_kv: a learned key and its value are seen by
-    every query, as in torch.nn.MultiheadAttention. lender: the torch prefix of the block whose
+    sees no later key. window: how many keys a query sees, the last of them its own; None for all.
+    cross: keys and values come from another sequence. add_bias_kv: every query sees a learned key
+    and its value, as in torch.nn.MultiheadAttention. lender: the torch prefix of the block whose
     table of position biases this one borrows; "" for none.
     """
 
@@ -79,7 +79,7 @@ class Traits:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """kdim and vdim, filled in."""
+        """(kdim, vdim), with D for None."""
         return self.kdim or self.embed_dim, self.vdim or self.embed_dim
 
 
@@ -98,13 +98,13 @@ ACTIVATION_NAMES = {
     "swish": "silu",
     "tanh": "tanh",
 }
-"""An activation as configs name it -> as `jax_attn.models` does."""
+"""A config's name of an activation -> its name in `jax_attn.models`."""
 
 
 class MLPTraits(NamedTuple):
-    """down(activation(up(x))), or down(activation(gate(x)) · up(x)) where it is gated.
+    """down(activation(up(x))), or down(activation(gate(x)) · up(x)) if it is gated.
 
-    width: features between. activation: a value of ACTIVATION_NAMES.
+    width: the number of features after `up`. activation: a value of ACTIVATION_NAMES.
     """
 
     width: int
@@ -114,7 +114,7 @@ class MLPTraits(NamedTuple):
 
 
 Placement = Literal["pre", "post", "sandwich", "parallel"]
-"""Where the norms of a block are.
+"""The placement of the norms in a block.
 
 pre: x + f(norm(x)), for attention and MLP in turn. post: norm(x + f(x)). sandwich:
 x + norm(f(norm(x))). parallel: x + attention(norm(x)) + mlp(norm(x)).
@@ -138,10 +138,10 @@ class BlockTraits:
 class PositionTraits(NamedTuple):
     """A learned table of positions.
 
-    rows: of the table. offset: the row of position 0. counts: what moves the position on: "places"
-    (every place of a row of tokens, padding too), "mask" (places that the attention mask shows) or
-    "tokens" (those that hold another token than `pad`, whose own row is `pad`, and gets no gradient
-    either).
+    rows: those of the table. offset: the row of position 0. counts: what advances the position:
+    "places" (every place of a row of tokens, padding too), "mask" (places that the attention mask
+    shows) or "tokens" (places with a token other than `pad`; padding reads the row `pad`, which
+    gets no gradient).
     """
 
     rows: int
@@ -152,12 +152,13 @@ class PositionTraits(NamedTuple):
 
 @dataclass(frozen=True)
 class EmbeddingTraits:
-    """How tokens become vectors: the sum of up to three tables.
+    """The map from tokens to vectors: the sum of up to three tables.
 
-    vocab_size: tokens there are. width: of the tokens' table; where it is not D, a linear map
-    follows. scale: by which token vectors are multiplied. positions: None where no table has them.
-    types: rows of the table of token types, 0 for none. norm: of the sum. pad: the token whose
-    vector gets no gradient from being read, as with torch's padding_idx; None for none.
+    vocab_size: the number of tokens. width: the features of the token table; if it is not D, a
+    linear map follows. scale: the factor of token vectors. positions: None without a table of
+    positions. types: rows of the table of token types, 0 for none. norm: the norm of the sum. pad:
+    the token whose vector gets no gradient from being read, as with torch's padding_idx; None for
+    none.
     """
 
     vocab_size: int
@@ -170,10 +171,10 @@ class EmbeddingTraits:
 
 
 class VocabularyTraits(NamedTuple):
-    """The head with a logit for each token.
+    """The head that gives a logit for each token.
 
-    is_tied: it multiplies by the table of tokens. use_bias: it adds a bias. activation, norm: of a
-    dense layer that comes first; None for no such layer. softcap: of the logits.
+    is_tied: it multiplies by the token table. use_bias: it adds a bias. activation, norm: those of
+    a dense layer that comes first; None without such a layer. softcap: that of the logits.
     """
 
     is_tied: bool
@@ -188,8 +189,8 @@ class ClassifierTraits(NamedTuple):
 
     reads: "pooled", the pooler's output; "first" or "last", the hidden state of a row's first or
     last token; "each", that of each token. has_dense: a dense layer and tanh come first. use_bias:
-    of the last layer. pad: the last token is the last that is not this one; None where padding is
-    told by lengths or a mask alone.
+    whether the last layer has a bias. pad: the last token is the last one that is not `pad`; None
+    if only lengths or a mask show padding.
     """
 
     reads: Literal["pooled", "first", "last", "each"]
@@ -202,7 +203,7 @@ class ClassifierTraits(NamedTuple):
 class ModelTraits:
     """A whole model: embedding, blocks, a norm, and the heads that a file may have.
 
-    final_norm: None for none. lm_head, classifier: what these do where a file has them.
+    final_norm: None for none. lm_head, classifier: the traits of these heads if a file has them.
     """
 
     embed_dim: int

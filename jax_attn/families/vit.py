@@ -1,4 +1,4 @@
-"""ViT: an encoder of patches. Files and live modules spell keys differently; both are read."""
+"""ViT: an encoder of patches. Files and live modules use different keys; both are supported."""
 
 from jax_attn.families.config import Reading
 from jax_attn.families.family import Family, Place

@@ -1,4 +1,4 @@
-"""Reading of whole models' configs, as far as it is the same for every family."""
+"""Read the parts of a whole model's config that are the same in every family."""
 
 from collections.abc import Iterable
 
@@ -27,20 +27,20 @@ _DEQUANTIZED = (
 
 _UNSUPPORTED = {
     _QUANTIZED: _DEQUANTIZED,
-    "num_experts": "null: mixtures of experts have no model here",
-    "num_local_experts": "null: mixtures of experts have no model here",
-    "slow_but_exact": "false: there BLOOM leaves biases out if pretraining_tp is above 1",
-    "pruned_heads": "null: every layer is to have all its heads",
-    "add_cross_attention": "false: a model here attends to its own tokens alone",
-    "is_encoder_decoder": "false: a model here attends to its own tokens alone",
+    "num_experts": "null: mixture-of-experts models are not supported",
+    "num_local_experts": "null: mixture-of-experts models are not supported",
+    "slow_but_exact": "false: if true, BLOOM omits biases when pretraining_tp is above 1",
+    "pruned_heads": "null: pruned heads are not supported",
+    "add_cross_attention": "false: cross-attention is not supported",
+    "is_encoder_decoder": "false: encoder-decoders are not supported",
 }
-"""Fields that no model here takes, unless they are null, false, 0 or empty."""
+"""Fields that no model here supports, unless they are null, false, 0 or empty."""
 
 
 _NEUTRAL = frozenset(
     name
     for names in (
-        # Where a file comes from, and the software that wrote it.
+        # The origin of a file, and the software that wrote it.
         "architectures auto_map custom_pipelines dtype is_llama_config model_type "
         "sentence_transformers tokenizer_class torch_dtype torchscript transformers_version "
         "unsloth_fixed unsloth_version use_bfloat16",
@@ -50,7 +50,7 @@ _NEUTRAL = frozenset(
         "hidden_dropout hidden_dropout_prob init_std initializer_factor initializer_range "
         "layerdrop neftune_noise_alpha problem_type resid_pdrop "
         "sbert_ce_default_activation_function",
-        # What a call returns, and the order of its sums.
+        # The outputs of a call, and the order of its sums.
         "attention_softmax_in_fp32 attn_implementation bias_dropout_fusion cache_implementation "
         "chunk_size_feed_forward inference_runner masked_softmax_fusion max_batch_size "
         "output_attentions output_hidden_states output_past pad_key_length pre_allocate_kv_cache "
@@ -80,8 +80,8 @@ _NEUTRAL = frozenset(
 
 
 def check_values(read: Reading) -> None:
-    """Refuse what no family has: heads that are null, an epsilon or an activation that is none."""
-    # Whether a model of the family reads them is for the family to tell: `names` stay its own.
+    """Refuse what is invalid in every family: a null head count, a bad epsilon or activation."""
+    # A reading of its own: `read.names` must have only the names that the family reads.
     own = Reading(read.config, read.problems, read.file)
     for name in NUM_HEADS:
         if name in own.config and own.get(name) is None:
@@ -95,9 +95,9 @@ def check_values(read: Reading) -> None:
 
 
 def unusable(config: Config) -> list[Problem]:
-    """Why the weights beside a config are of no use here, whatever its family; empty if they are.
+    """List why the weights of a config cannot be used here, whatever its family; empty if they can.
 
-    Besides invalid values, quantized weights.
+    The reasons are invalid values, and quantized weights.
     """
     read = Reading(config)
     check_values(read)
@@ -107,24 +107,24 @@ def unusable(config: Config) -> list[Problem]:
 
 
 def check_supported(config: Reading, *, is_causal: bool) -> None:
-    """Refuse, by name, what changes a model in ways that no traits tell.
+    """Refuse, by name, fields that change a model in a way that no traits describe.
 
     is_causal: whether a query of the model's blocks sees no later key.
     """
     for name, expected in _UNSUPPORTED.items():
         if value := config.get(name):
             config.refuse(name, value, expected)
-    # Its default is true, so that false, and null too, turns a decoder into an encoder.
+    # The default is true: false or null turns a decoder into an encoder.
     if is_causal and not (value := config.get("is_causal", True)):
-        config.refuse("is_causal", value, "true: the blocks here see no later token")
+        config.refuse("is_causal", value, "true: decoders that see later tokens are not supported")
 
 
 def refuse_unread(config: Reading) -> None:
-    """Refuse the fields that nobody asked for, as they may change the model in an unknown way.
+    """Refuse the fields that nothing has read, as they may change the model in an unknown way.
 
-    Null, false, 0 and what is empty stand for a feature that is off: a field whose default is true
+    Null, false, 0 and empty values mean that a feature is off; so a field whose default is true
     must be read elsewhere, as is_causal is. Names that begin with an underscore or have a dot are
-    no fields of models.
+    not fields of models.
     """
     for name in sorted(config.config.keys() - config.names - _NEUTRAL):
         if not name.startswith("_") and "." not in name and (value := config.get(name)):
@@ -133,7 +133,7 @@ def refuse_unread(config: Reading) -> None:
 
 
 def activation(config: Reading, name: str, default: str) -> str:
-    """The activation that a config names, as `jax_attn.models` calls it."""
+    """Return the `jax_attn.models` name of the activation that a config names."""
     named = default if config.get(name) is None else config.get(name)
     if not isinstance(named, str) or named not in ACTIVATION_NAMES:
         config.refuse(name, named, f"one of {', '.join(ACTIVATION_NAMES)}")
@@ -142,9 +142,9 @@ def activation(config: Reading, name: str, default: str) -> str:
 
 
 def padding(config: Reading, vocab_size: int, default: int | None = None) -> int | None:
-    """The token that transformers gives to torch.nn.Embedding as its padding_idx.
+    """Return the token that transformers gives torch.nn.Embedding as padding_idx, or None.
 
-    default: where the config lacks pad_token_id; null says that there is none.
+    default: used if the config lacks pad_token_id; a null there means no token.
     """
     config = config.over({"pad_token_id": default})
     pad = config.number("pad_token_id", default=None, least=-1)
@@ -159,29 +159,29 @@ def stacked(
     *,
     shares_norm: bool = False,
 ) -> tuple[BlockTraits, ...]:
-    """Blocks that differ in their attention alone."""
+    """Return one block for each attention; all have the same MLP, norm and placement."""
     return tuple(BlockTraits(each, mlp, norm, placement, shares_norm) for each in attention)
 
 
 def architecture(config: Reading) -> str:
-    """The first of the classes that a config names, such as "BertForMaskedLM"; "" for none."""
+    """Return the first class that a config names, such as "BertForMaskedLM"; "" for none."""
     names = config.get("architectures")
     first = names[0] if isinstance(names, list) and names else ""
     return first if isinstance(first, str) else ""
 
 
 def is_tied(config: Reading, *, default: bool) -> bool:
-    """Return whether the head over the vocabulary uses the table of tokens as its weight."""
+    """Return whether the language model's head uses the token table as its weight."""
     return config.flag("tie_word_embeddings", default=default)
 
 
 def decoder_head(config: Reading, *, tied: bool, use_bias: bool = False) -> VocabularyTraits:
-    """A decoder's head with a logit for each token. tied: where the config does not say."""
+    """Return the traits of a decoder's language-model head. tied: the flag's default."""
     return VocabularyTraits(is_tied(config, default=tied), use_bias)
 
 
 def decoder_classes(config: Reading) -> ClassifierTraits:
-    """A decoder's head for classes: of the last token, or of each."""
+    """Return the traits of a decoder's classifier, which reads the last token or each one."""
     if architecture(config).endswith("ForTokenClassification"):
         has_bias = config.flag("token_classification_bias", default=True)
         return ClassifierTraits("each", use_bias=has_bias)

@@ -1,1 +1,1 @@
-"""What proves this package right: the matrix, planted bugs, correct ports drawn at random."""
+"""The package's evidence for itself: the matrix, planted bugs, and random correct ports."""

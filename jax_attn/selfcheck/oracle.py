@@ -1,17 +1,17 @@
 r"""The float64 oracle: multi-head attention head by head, forward and backward, in NumPy.
 
-This module is written from the formulas, not from either port (seed 001; Vaswani et al. 2017):
+It is written from the formulas, not from either port (seed 001; Vaswani et al. 2017):
 
     Q_i = f(X_q W_i^Q)    K_i = f(X_k W_i^K)    V_i = X_v W_i^V
     head_i = softmax(c(scale Q_i K_i^T) + bias + mask) V_i
     output = Concat(head_1, ..., head_N) W^O
 
-with separate per-head matrices, a Python loop over batch and heads, and the derivative of each line
-below it written out; f is what `AttentionProblem.after` lists. Weights are laid out as torch stores
-them, (out, in), since the reference is a torch module. Sequence axes keep the letters of the
-dimension key: T queries, S keys, H head size.
+with separate per-head matrices, a Python loop over batch and heads, and the
+derivative of each line written out below it; f applies the steps in `AttentionProblem.after`.
+Weights are read as torch stores them, (out, in), since the reference is a torch module. Sequence
+axes keep the letters of the dimension key: T queries, S keys, H head size.
 
-No option plants a bug here; planted bugs have formulas of their own, in
+No bug can be planted here: planted bugs have their own formulas, in
 `selfcheck.power.mutable_attention`.
 """
 
@@ -22,11 +22,11 @@ import numpy as np
 
 Array = np.ndarray
 Back = Callable[[Array], tuple[Array, dict[str, Array]]]
-"""Cotangent of a step's output -> cotangent of its input, and gradients of the step's weights."""
+"""A step's cotangent -> that of its input, and those of its weights."""
 
 
 def softmax(scores_TS: Array) -> Array:
-    """Return the softmax of each row of (T, S); a row that holds only -inf gives zeros."""
+    """Return the row softmax of (T, S); a row that is all -inf gives zeros."""
     top_T1 = scores_TS.max(axis=-1, keepdims=True)
     weights_TS = np.exp(scores_TS - np.where(np.isneginf(top_T1), 0.0, top_T1))
     total_T1 = weights_TS.sum(axis=-1, keepdims=True)
@@ -34,7 +34,7 @@ def softmax(scores_TS: Array) -> Array:
 
 
 def grouped(head: int, num_heads: int, num_kv_heads: int) -> int:
-    """Return the key/value head that query head `head` reads; consecutive heads share one."""
+    """Return the key/value head that query head `head` reads: consecutive heads share one."""
     return head // (num_heads // num_kv_heads)
 
 
@@ -42,8 +42,8 @@ def grouped(head: int, num_heads: int, num_kv_heads: int) -> int:
 class Norm:
     """y = g (x - c mean(x)) / sqrt(mean((x - c mean(x))**2) + epsilon) + b, over one head.
 
-    c is 1 if `centred` (LayerNorm), else 0 (RMSNorm); g is the weight "q_norm.weight" (H,) and b,
-    if present, "q_norm.bias"; the same holds for k.
+    c is 1 if `centred` (LayerNorm), else 0 (RMSNorm); g and the optional b are the weights
+    "q_norm.weight" (H,) and "q_norm.bias", and the same for k.
     """
 
     epsilon: float
@@ -69,10 +69,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Turn:
-    """Pairs of features as complex numbers z -> z exp(i p base**(-2m/dim)) at position p.
+    """Rotary positions: pairs of features as complex z -> z exp(i p base**(-2m/dim)) at position p.
 
-    Pair m consists of the features (2m, 2m + 1) if `interleaved`, else of (m, m + dim/2); features
-    from dim on stay unchanged. The first query is at position `first`, the first key at 0.
+    Pair m is the features (2m, 2m + 1) if `interleaved`, else (m, m + dim/2); features from dim on
+    are unchanged. The first query is at position `first`, the first key at 0.
     """
 
     base: float
@@ -81,7 +81,7 @@ class Turn:
     first: int = 0
 
     def apply(self, name: str, x_TH: Array, weights: dict[str, Array]) -> tuple[Array, Back]:
-        """Return y, and the map from its cotangent to that of x; there are no weights."""
+        """Return y, and the map from its cotangent to x's; there are no weights."""
         m = np.arange(self.dim // 2)
         positions = np.arange(len(x_TH)) + (self.first if name == "q" else 0)
         turns_TM = np.exp(1j * np.outer(positions, self.base ** (-2 * m / self.dim)))
@@ -93,7 +93,7 @@ class Turn:
             out_TH[:, real], out_TH[:, imaginary] = z_TM.real, z_TM.imag
             return out_TH
 
-        # The transpose of a rotation is its inverse.
+        # A rotation's transpose is its inverse.
         return turned(x_TH, turns_TM), lambda d_y: (turned(d_y, turns_TM.conj()), {})
 
 
@@ -105,21 +105,21 @@ def _mean(a_TH: Array) -> Array:
 class AttentionProblem:
     """One attention layer and its inputs, in float64.
 
-    inputs: name -> (B, T or S, features). `reads` names the input each projection reads,
-        so self attention has the same name three times, and its gradients add up.
+    inputs: name -> (B, T or S, features). `reads` names the input that each projection reads;
+        in self-attention all three names are the same, and its gradients add up.
     weights: "q.weight" (N*H, D), "k.weight" (K*H, kdim), "v.weight" (K*Hv, vdim),
-        "o.weight" (D, N*Hv) and, if present, "q.bias" ... "o.bias".
+        "o.weight" (D, N*Hv) and optionally "q.bias" ... "o.bias".
     after: the steps applied to a head's projected queries and keys, in this order.
     allowed: boolean, broadcastable to (B, N, T, S), True = attend; None = all.
     bias: float, broadcastable to (B, N, T, S), added after the softcap; None = 0.
-    kept: the factors by which dropout multiplies the weights before the values, (B, N, T, S): 0 or
+    kept: dropout's factor of the weights before they multiply the values, (B, N, T, S): 0 or
         1 / (1 - rate); None = 1. The weights of a `Solution` are those before dropout.
 
-    Extra keys may follow a head's S keys; every query sees them, without a bias and without
-    `after`. If `weights` has them, there is the key "bias_k" (1, 1, K*H) with the value "bias_v";
-    with `add_zero_attn`, a key and a value of zeros. Each adds a column to weights and to `kept`.
-    If `weights` has "sinks" (N,), each head has a last score for a key without a value, whose
-    column is left out.
+    Extra keys follow a head's S keys. Every query sees them; they have no bias, and `after` does
+    not apply: the key "bias_k" (1, 1, K*H) with the value "bias_v" if the weights have them, and a
+    key and a value of zeros if `add_zero_attn`. Each is one more column of the weights and of
+    `kept`. Last, if the weights have "sinks" (N,), each head has its own score for a key without a
+    value; its column is left out of the weights.
     """
 
     inputs: dict[str, Array]
@@ -137,7 +137,7 @@ class AttentionProblem:
 
     @property
     def extra_columns(self) -> int:
-        """The number of keys after the S keys that have a column of weights."""
+        """The number of extra keys that have a column of weights."""
         return ("bias_k" in self.weights) + self.add_zero_attn
 
 
@@ -160,7 +160,7 @@ def _project(x_TD: Array, weights: dict[str, Array], name: str, rows: slice) -> 
 def _through(
     steps: tuple[Norm | Turn, ...], name: str, x_TH: Array, weights: dict[str, Array]
 ) -> tuple[Array, Back]:
-    """Apply all steps; return the result, and the map from its cotangent as `apply` does."""
+    """Apply all steps; also return the map from the cotangent to those of x and the weights."""
     backs: list[Back] = []
     for step in steps:
         x_TH, back = step.apply(name, x_TH, weights)
@@ -177,9 +177,9 @@ def _through(
 
 
 def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = None) -> Solution:
-    """Compute outputs, and the gradients of <d_output, output> + <d_weights, weights>.
+    """Return outputs, and the gradients of <d_output, output> + <d_weights, weights>.
 
-    d_output: (B, T, D). d_weights: shaped as the weights, or None if they are not an output.
+    d_output: (B, T, D). d_weights: of the weights' shape, or None if they are not an output.
     """
     w, inputs, reads = problem.weights, problem.inputs, problem.reads
     n_heads, n_kv = problem.num_heads, problem.num_kv_heads
@@ -206,7 +206,7 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
     def project_back(name: str, b: int, rows: slice, d_y: Array, own: dict[str, Array]) -> None:
         """Add the derivative of `_project` to the gradients of its weight, bias and input.
 
-        own: gradients of the weights of the steps after the projection, which are added too.
+        own: gradients of the weights in `after`.
         """
         for key, d in own.items():
             d_params[key] += d
@@ -216,7 +216,7 @@ def solve(problem: AttentionProblem, d_output: Array, d_weights: Array | None = 
         d_inputs[reads[name]][b] += d_y @ w[f"{name}.weight"][rows]
 
     def head(a: Array, name: str, kv: int) -> Array:
-        """Return a view (1, H) of a key/value head of (1, 1, K*H), to be written in place."""
+        """Return a key/value head's part, (1, H), of (1, 1, K*H), as a view to write to."""
         return a.reshape(n_kv, 1, size[name])[kv]
 
     for b in range(B):

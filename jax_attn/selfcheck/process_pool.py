@@ -1,4 +1,4 @@
-"""Run many rows, on as many processes as there are cores, and give each result as it comes."""
+"""Run many rows, in one process for each core, and yield each result when it is ready."""
 
 import os
 import signal
@@ -23,10 +23,10 @@ Item = TypeVar("Item")
 
 
 class Piece(NamedTuple):
-    """A piece of work: `function(*arguments)` gives a list.
+    """A piece of work: `function(*arguments)` returns a list.
 
-    rows: how many rows it judges. cost: expected seconds of a processor, roughly; only the costs of
-    one kind of work are compared.
+    rows: the number of rows that it judges. cost: roughly the expected CPU seconds; costs are only
+    compared between pieces of one kind of work.
     """
 
     function: Callable[..., list]
@@ -35,17 +35,17 @@ class Piece(NamedTuple):
     cost: float = 1.0
 
 
-# A process takes seconds to start: below this many rows one alone is quicker.
+# A process takes seconds to start: below this many rows, a single one is faster.
 _WORTH_A_PROCESS = 16
 
 _CHANGES = count(1)
-"""Of shape or dtype from one row to the next."""
+"""Counts changes of shape or dtype from one row to the next."""
 
 
 def run_rows(
     cases: Sequence[Case], backend: str, implementation: str | None = None
 ) -> list[Result | NotRun]:
-    """Rows of one preparation, measured on `backend`, or emulated where they say so.
+    """Judge rows of one preparation, measured on `backend`, or emulated if they say so.
 
     implementation: the attention kernel that the ports insist on; None lets them choose.
     """
@@ -62,7 +62,7 @@ def run_rows(
 def run_on_mesh(
     rows: Sequence["MeshCase"], backend: str, implementation: str | None = None
 ) -> list[Result | NotRun]:
-    """Rows of one preparation on meshes of devices of `backend`."""
+    """Judge rows of one preparation on meshes of devices of `backend`."""
     from jax_attn.selfcheck.matrix import on_mesh
     from jax_attn.selfcheck.power.trials import doubts
 
@@ -72,10 +72,10 @@ def run_on_mesh(
 
 @lru_cache(maxsize=1)
 def _forget_programs_of_others(shape: str, dtype: str) -> None:
-    """At every fourth shape or dtype: programs of others, up to a gigabyte, hardly serve any more.
+    """Clear JAX's caches at every fourth change of shape or dtype.
 
-    Of one shape and dtype, what one row compiles operation by operation the next needs too; of any,
-    what draws keys.
+    Programs of other shapes take up to a gigabyte and are rarely reused. Operations that one row
+    compiles serve the next one of its shape and dtype; those that draw keys serve every row.
     """
     import jax
 
@@ -84,7 +84,7 @@ def _forget_programs_of_others(shape: str, dtype: str) -> None:
 
 
 def kill_block(cases: Sequence[Case]) -> list[Kill]:
-    """The trials of every bug that these rows, each of a preparation of its own, claim to see."""
+    """Try every bug that these rows claim to detect; each row has its own preparation."""
     from jax_attn.parity.run.port import x64_for
     from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
     from jax_attn.selfcheck.matrix.preparation import Preparation
@@ -98,7 +98,7 @@ def kill_block(cases: Sequence[Case]) -> list[Kill]:
 
 
 def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
-    """The verdicts on correct configurations of one program."""
+    """Judge correct configurations of one program."""
     import jax
 
     from jax_attn.selfcheck.calibration.calibrate import judged
@@ -109,17 +109,17 @@ def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
 
 
 def compile_block(design: str) -> list[NotRun]:
-    """What the compilers say of one design, or of one kernel."""
+    """Compile one design, or one kernel, and return the compilers' results."""
     from jax_attn.selfcheck.matrix.tpu import compile_design, compile_kernel
 
     return list(compile_kernel(design) if design in COMPILED_KERNELS else compile_design(design))
 
 
 def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None) -> list[Piece]:
-    """All rows of one preparation make a piece of work.
+    """Make one piece of work from all rows of each preparation.
 
-    The smallest comes first, for a verdict soon; then the largest, so that no process ends with
-    long work alone. Pieces of one shape and dtype stand together.
+    The smallest comes first, for an early verdict; then the largest, so that no process is left
+    with long work at the end. Pieces of one shape and dtype are adjacent.
     """
     pieces = _alike(cases, lambda case: case.preparation)
     pieces.sort(key=lambda c: (-c[0].size.work, c[0].shape, c[0].dtype))
@@ -130,7 +130,7 @@ def tasks(cases: Sequence[Case], backend: str, implementation: str | None = None
 def mesh_tasks(
     rows: "Sequence[MeshCase]", backend: str, implementation: str | None = None
 ) -> list[Piece]:
-    """The same of rows on meshes, in the order in which they are given."""
+    """Make one piece of work from the mesh rows of each preparation, in the given order."""
     pieces = _alike(rows, lambda row: row.case.preparation)
     return [
         Piece(run_on_mesh, (piece, backend, implementation), len(piece), len(piece))
@@ -139,19 +139,19 @@ def mesh_tasks(
 
 
 def compile_tasks(designs: Sequence[str]) -> list[Piece]:
-    """Each design, or kernel, is a piece that is compiled for other devices and judges no row."""
+    """Make a piece for each design or kernel to compile for other devices; it judges no row."""
     return [Piece(compile_block, (design,), rows=0, cost=0.25) for design in designs]
 
 
 def power_tasks(cases: Sequence[Case]) -> list[Piece]:
-    """The bugs are tried once on all rows of one preparation; the widest come first."""
+    """Make a piece for each preparation, on which bugs are tried once; the widest come first."""
     rows = list({case.preparation: case for case in reversed(cases)}.values())
     rows.sort(key=lambda c: c.size.work, reverse=True)
     return [Piece(kill_block, ((case,),), cost=1 + 6 * (case.size.D / 512) ** 2) for case in rows]
 
 
 def calibration_tasks(configurations: Sequence[Configuration]) -> list[Piece]:
-    """All configurations of one program make a piece of work; long rows come first."""
+    """Make one piece from all configurations of each program; long rows come first."""
     programs = {piece[0].program: piece for piece in _alike(configurations, lambda c: c.program)}
     order = sorted(programs, key=lambda p: (p.size.S * p.size.T * p.size.N, p.name), reverse=True)
     return [
@@ -161,7 +161,7 @@ def calibration_tasks(configurations: Sequence[Configuration]) -> list[Piece]:
 
 
 def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[tuple[Item, ...]]:
-    """The items in pieces of one key each, in the order of their first ones."""
+    """Group the items by key, in the order in which the keys first occur."""
     pieces: dict[Hashable, list[Item]] = {}
     for item in items:
         pieces.setdefault(key(item), []).append(item)
@@ -169,23 +169,23 @@ def _alike(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[tuple
 
 
 def run(work: Sequence[Piece], processes: int | None = None) -> Iterator[tuple[Piece, list[Any]]]:
-    """Each piece of work with what it gave, as they finish."""
+    """Yield each piece of work with its results, as pieces finish."""
     rows = sum(piece.rows for piece in work)
     processes = min(processes or os.cpu_count() or 1, max(1, rows // _WORTH_A_PROCESS))
     if processes == 1:
         yield from ((piece, piece.function(*piece.arguments)) for piece in work)
         return
-    # Read when NumPy and torch load: threads of several processes would wait for one another.
+    # Read when NumPy and torch load: threads of several processes would compete for the cores.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    alone = signal.SIGINT, signal.SIG_IGN  # Ctrl-C reaches all; who started them decides
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, alone)
+    ignored = signal.SIGINT, signal.SIG_IGN  # Ctrl-C reaches every process; the parent decides
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, ignored)
     try:
         pieces = {pool.submit(piece.function, *piece.arguments): piece for piece in work}
         for future in as_completed(pieces):
             yield pieces[future], future.result()
     finally:
-        # What is under way when one piece fails, or the user interrupts, is not waited for.
+        # Do not wait for running pieces when one fails or the user interrupts.
         workers = list((pool._processes or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:

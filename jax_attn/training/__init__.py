@@ -1,1 +1,1 @@
-"""Whether a port trains as its reference does: one recipe, run by torch and by optax, compared."""
+"""Check that a port trains as its reference: run one recipe in torch and in optax, and compare."""

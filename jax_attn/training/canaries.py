@@ -1,9 +1,9 @@
-"""Canaries: which options of a training the batches of a check could not reveal left out.
+"""Canaries: options of a training whose absence the batches of a check could not reveal.
 
-The reference's own training, in float64 and with one option left out, goes through the comparison
-in the port's place: the updates from identical gradients and, where these do not show it, the
-free run, in which a schedule may act later. One that stays within the budget means that a port
-without that option would have passed: such a check is INCONCLUSIVE. Nothing is compiled for it.
+The reference's own training, in float64 and with one option left out, takes the port's place in the
+comparison: first the updates from identical gradients, then, if these do not reveal it, the free
+run, in which a schedule may act later. If it stays within the budget, a port without that option
+would have passed, and the check is INCONCLUSIVE. Nothing is compiled for this.
 """
 
 import copy
@@ -29,10 +29,10 @@ from jax_attn.training.torch_loop import TorchLoop
 
 @dataclass(frozen=True)
 class Canary:
-    """The bug of one option left out.
+    """The bug of leaving one option out.
 
-    option: of the recipe, or of the optimizer's param_groups. absent: its value where it is left
-    out. hidden_by: what hides it. revealed_by: what would reveal it.
+    option: a field of the recipe, or an option in the optimizer's param_groups. absent: its value
+    when it is left out. hidden_by: why the batches hide it. revealed_by: what would reveal it.
     """
 
     option: str
@@ -45,14 +45,14 @@ class Canary:
         return self.option in Recipe.__dataclass_fields__
 
     def values(self, recipe: Recipe, groups: Sequence[dict[str, Any]]) -> list[Any]:
-        """What the option is set to, where it is not absent."""
+        """Return the values of the option that are not `absent`."""
         values = [getattr(recipe, self.option)] if self.of_recipe else []
         if not self.of_recipe:
             values = list(dict.fromkeys(g[self.option] for g in groups if self.option in g))
         return [value for value in values if value != self.absent]
 
     def planted_in(self, loop: TorchLoop) -> TorchLoop:
-        """The same training without the option."""
+        """Return the same training without the option."""
         recipe, absent = loop.recipe, {self.option: self.absent}
         recipe = replace(recipe, **absent) if self.of_recipe else recipe.with_options(**absent)
         return replace(loop, recipe=recipe)
@@ -64,7 +64,7 @@ class Canary:
 
 
 def _gradients_of_updates(training: ReferenceTraining) -> Iterator[list[np.ndarray]]:
-    """The gradient of each update from the identical ones, tensor by tensor."""
+    """Yield the gradient of each update from identical gradients, tensor by tensor."""
     recipe, gradients = training.loop.recipe, training.gradients
     divisor = recipe.accumulate if recipe.accumulated == "mean" else 1
     for i in range(0, len(gradients), recipe.accumulate):
@@ -91,15 +91,15 @@ def _too_few_updates(training: ReferenceTraining) -> str:
 
 
 def _too_small(training: ReferenceTraining) -> str:
-    return f"it moves no parameter by more than {training.loop.dtype} rounds"
+    return f"it moves no parameter by more than {training.loop.dtype} rounding"
 
 
-_LARGER = "a larger one, a larger rate, or more steps"
+_LARGER = "a larger value, a larger rate, or more steps"
 
 CANARIES = (
     Canary("clip_norm", None, _largest_norm, "a clip_norm below that"),
     Canary("clip_value", None, _largest_element, "a clip_value below that"),
-    Canary("schedule", None, _too_few_updates, "as many steps as it takes to act"),
+    Canary("schedule", None, _too_few_updates, "enough steps for the schedule to act"),
     Canary("weight_decay", 0.0, _too_small, _LARGER),
     Canary("momentum", 0.0, _too_small, _LARGER),
     Canary("dampening", 0.0, _too_small, _LARGER),

@@ -1,12 +1,12 @@
 """Check that a port trains as its reference does: gradients, updates, state, a free run.
 
-Two runs of one training drift apart, however right both are: a bound that grows step by step says
-nothing after fifty. A free run is held instead to the spread of a handful of float64 torch runs,
-each perturbed operation by operation at roundoff, the optimizer's own operations included. Where
-that spread is too wide to tell a wrong run from a right one, the verdict is INCONCLUSIVE.
+Two runs of one training drift apart even if both are right, so a bound that grows with each step
+says nothing after fifty steps. A free run is compared instead with the spread of a few float64
+torch runs, in which every operation is perturbed at roundoff, the optimizer's operations included.
+If that spread is too wide to tell a wrong run from a right one, the verdict is INCONCLUSIVE.
 
-A verdict flows in one direction: arguments -> recipe -> the reference's runs (`ReferenceTraining`)
--> the port's runs (`PortLoop`) -> one report a tensor (`compare_…`) -> `Result`.
+Data flows in one direction: arguments -> recipe -> the reference's runs (`ReferenceTraining`)
+-> the port's runs (`PortLoop`) -> one report per tensor (`compare_…`) -> `Result`.
 """
 
 import copy
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 OWN_OPTIMIZER = Finding(
     "own-optimizer",
-    "port_optimizer: the one given. Where it is optax's own: its adam, adamw and nadam take "
-    "1 - b**t in float32, off by some 1e-5 at first, and its clip_by_global_norm has none of "
-    "torch's 1e-6; `parity.optax_like` has both as torch has them",
+    "port_optimizer: the port trains with this optimizer. If it is optax's own: adam, adamw and "
+    "nadam compute 1 - b**t in float32, with an error of about 1e-5 in the first updates, and "
+    "clip_by_global_norm lacks torch's 1e-6; `parity.optax_like` does both as torch does",
 )
 
 
@@ -79,18 +79,18 @@ def check_training(
 ) -> Result:
     """Check that `port`, compiled and under optax, trains as `reference` does in eager torch.
 
-    These are judged separately, under the port's names: the gradients of the first batch; the
-    parameters after one update and after three from identical gradients, torch's own; the
+    Each of these is judged separately, under the port's names: the gradients of the first batch;
+    the parameters after one update and after three, from identical gradients (torch's own); the
     optimizer's state after these; and the loss and the parameters of a free run, at several steps.
-    Of a parameter, the distance that it moved is compared, since an update is small beside the
-    parameter itself. An option of the recipe that these batches would not show left out makes the
-    verdict INCONCLUSIVE.
+    For a parameter, the distance that it moved is compared, since an update is small compared to
+    the parameter itself. If these batches would not reveal that an option of the recipe is left
+    out, the verdict is INCONCLUSIVE.
 
     Args:
       reference: the torch module, with its weights in place and in `dtype`. A copy is trained. In
-        bfloat16 and float16 the weights are rounded copies of float32 masters, which alone are
-        updated, by gradients cast to float32, in both frameworks.
-      port: the NNX module, likewise.
+        bfloat16 and float16 the weights are rounded copies of float32 masters; in both frameworks
+        only the masters are updated, by gradients cast to float32.
+      port: the NNX module, with the same weights and dtype. It is not changed.
       batches: dicts of NumPy arrays, all of the same shapes, taken in turn. "target" goes to the
         loss; the other arrays go by keyword to both modules, or to `reference_call` and
         `port_call`. A module that draws its own dropout is refused; pass its keep masks in each
@@ -116,7 +116,8 @@ def check_training(
       The `Result`.
 
     Raises:
-      TypeError, ValueError, TransferError: what cannot be checked, each reason named.
+      TypeError, ValueError, TransferError: the training cannot be checked; the message lists every
+        reason.
     """
     recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
     _validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)
@@ -148,9 +149,9 @@ def judge(
     notes: Sequence[Finding] = (),
     name: str = "training",
 ) -> Result:
-    """Train the port by `tx` and compare what is left behind.
+    """Train the port by `tx`, and compare its updates, its state and its free run.
 
-    canaries: of the same reference. failures, notes: those known before the comparison.
+    canaries: those of the same reference. failures, notes: those known before the comparison.
     """
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
@@ -173,21 +174,21 @@ def judge(
 def _explained(
     reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation, result: Result
 ) -> "Explanation":
-    from jax_attn.training.explain import explain_training  # what passes needs none
+    from jax_attn.training.explain import explain_training  # unused if the check passes
 
     return explain_training(result, reference, port, tx)
 
 
 def _not_compared(reference: ReferenceTraining) -> tuple[Finding, ...]:
-    """Notes on parameters that rounding alone moves, and on moments that optax has no field for."""
+    """Note parameters that only rounding moves, and moments without a known field in optax."""
     idle = (
-        f"{path}: its gradient is zero but for rounding, of which an optimizer may make whole "
-        "steps: its drift is held to the spread alone"
+        f"{path}: its gradient is zero but for rounding, which an optimizer may turn into full "
+        "steps: its drift is compared only with the spread"
         for path in sorted(reference.idle)
     )
     unknown = (
-        f"{name} of torch's optimizer is not compared: which field of optax's states would "
-        "hold it is not known"
+        f"{name} of torch's optimizer is not compared: the corresponding field of optax's states "
+        "is not known"
         for name in reference.replays.own.moments
         if name not in MOMENT_FIELDS
     )
@@ -208,7 +209,7 @@ def _validate(
     dtype: Any,
     port_optimizer: Any,
 ) -> None:
-    """Raises TypeError or ValueError with every reason why this training cannot be checked."""
+    """Raise TypeError or ValueError with every reason why this training cannot be checked."""
     if problems := _type_problems(reference, port, layout, recipe, port_optimizer):
         raise TypeError("\n".join(problems))
     problems = _batch_problems(batches) + _dtype_problems(reference, port, dtype)
@@ -219,13 +220,13 @@ def _validate(
     elif not isinstance(loss, str) and not (
         isinstance(loss, tuple) and len(loss) == 2 and all(map(callable, loss))
     ):
-        problems.append(f"loss: expected torch's and JAX's, two functions, got {loss!r}")
+        problems.append(f"loss: expected torch's and JAX's functions, as a pair, got {loss!r}")
     if not (isinstance(steps, int) and not isinstance(steps, bool) and steps > 0):
         problems.append(f"steps: expected a whole number above 0, got {steps!r}")
     else:
         problems += _schedule_problems(reference, recipe, steps)
-    beside = (recipe.clip_norm, recipe.clip_value, recipe.accumulate, recipe.accumulated)
-    problems += [f"{p.name}: {p.text}" for p in update_problems(*beside)]
+    options = (recipe.clip_norm, recipe.clip_value, recipe.accumulate, recipe.accumulated)
+    problems += [f"{p.name}: {p.text}" for p in update_problems(*options)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -236,7 +237,7 @@ def _type_problems(
     problems = type_problems(reference, port, layout)
     if not callable(recipe.optimizer):
         problems.append(
-            "optimizer: expected a function of the module, as copies of it are trained, got "
+            "optimizer: expected a function of the module, because copies of it are trained, got "
             f"{type(recipe.optimizer).__name__}; such as lambda m: torch.optim.SGD(m.parameters())"
         )
     if recipe.schedule is not None and not callable(recipe.schedule):
@@ -278,7 +279,7 @@ def _batch_problems(batches: Any) -> list[str]:
     first: dict[str, tuple] = {}
     for i, batch in enumerate(batches):
         if not isinstance(batch, Mapping) or TARGET not in batch:
-            problems.append(f"batches[{i}]: expected a dict of arrays with {TARGET!r} among them")
+            problems.append(f"batches[{i}]: expected a dict of arrays that contains {TARGET!r}")
             continue
         strangers = [
             name

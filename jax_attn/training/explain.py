@@ -1,8 +1,8 @@
-"""Why a port does not train as its reference does: gradients, then updates, then the free run.
+"""Explain why a port does not train as its reference: gradients, then updates, then the free run.
 
 Wrong gradients are explained as those of a check are. Wrong updates are compared with those that
-the reference makes of the same gradients under another recipe: one that gives the port's own
-updates and optimizer state, within rounding, is the cause.
+the reference makes from the same gradients under other recipes: one that gives the port's updates
+and optimizer state, within rounding, is the cause.
 """
 
 import copy
@@ -33,18 +33,18 @@ from jax_attn.training.runs import Label, Replay, master_dtype
 from jax_attn.training.variants import RecipeVariant, variants
 
 _NEAR = 0.01
-"""An update this far from the port's, of its RMS, is another: its budget need not be found."""
+"""A recipe is rejected without a budget if a tensor is off by more than this part of its norm."""
 
 
 @dataclass(frozen=True)
 class TrainingExplanation(Explanation):
-    """Where a training first differs from its reference's.
+    """The first difference between a training and its reference's, and its causes.
 
     Attributes:
-      result, regions: as of an `Explanation`; the regions of the first batch's gradients.
+      result, regions: as in an `Explanation`; the regions of the first batch's gradients.
       first_wrong: the first wrong tensor of the training; None if only weights differ.
-      causes: what was found to explain wrong updates, to follow "with": "weight_decay=0.0 in place
-        of 0.01". Its `kind` is one of those that begin with "recipe".
+      causes: explanations of wrong updates, to follow "with": "weight_decay=0.0 in place of 0.01".
+        Each has a `kind` that begins with "recipe".
     """
 
     first_wrong: TensorReport | None = None
@@ -66,7 +66,7 @@ class TrainingExplanation(Explanation):
         return Group(super().__rich__(), *others)
 
     def to_json(self) -> dict:
-        """Return plain data for JSON, as of an `Explanation`, with the causes of wrong updates."""
+        """Return plain data for JSON, as `Explanation` does, with the causes of wrong updates."""
         first = None if self.first_wrong is None else self.first_wrong.as_dict()
         return super().to_json() | {"first_wrong": first, "causes": list(self.causes)}
 
@@ -75,7 +75,7 @@ _GRADIENTS, _UPDATES, _FREE_RUN = range(3)
 _RIGHT_BEFORE = (
     "The first batch's gradients are wrong, first in",
     "The gradients are right. From the reference's own gradients, the updates first differ in",
-    "The gradients are right, and so are updates from the reference's own. The free run first "
+    "The gradients are right, and so are the updates from the reference's own. The free run first "
     "differs in",
 )
 
@@ -89,9 +89,9 @@ def _stage(tensor: TensorReport) -> int:
 def explain_training(
     result: Result, reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation
 ) -> TrainingExplanation:
-    """Where a training first differs, and what would explain it.
+    """Find where a training first differs from its reference's, and what explains it.
 
-    result: of `check_training`. tx: what trained the port.
+    result: that of `check_training`. tx: the transformation that trained the port.
     """
     failed = [t for t in result.tensors if t.verdict is Verdict.FAIL]
     first = min(failed, key=_stage, default=None)
@@ -104,7 +104,7 @@ def explain_training(
 
 
 def _first_batch(reference: ReferenceTraining, port: PortLoop) -> tuple[Reference, Port]:
-    """The loss of the first batch, as a check has it."""
+    """Return both sides of a check whose output is the loss of the first batch."""
     loop, inputs = reference.loop, Inputs((), dict(reference.loop.batches[0]))
     return (
         Reference(loop.module, lambda module, **batch: loop.loss(module, batch), inputs),
@@ -115,7 +115,7 @@ def _first_batch(reference: ReferenceTraining, port: PortLoop) -> tuple[Referenc
 def _causes(
     reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation
 ) -> Iterator[Finding]:
-    """The first recipe under which the reference makes the port's updates, if any does."""
+    """Yield the first recipe under which the reference makes the port's updates, if any."""
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
     with full_precision():
@@ -129,14 +129,14 @@ def _causes(
 
 
 def _factor(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
-    """How many times as far the port's first update goes, by least squares."""
+    """Return the factor of the port's first update to the reference's, by least squares."""
     square = sum(float(np.vdot(a, a)) for a in theirs.values())
     product = sum(float(np.vdot(a, ours[path])) for path, a in theirs.items())
     return product / square if square else 1.0
 
 
 def _gives(reference: ReferenceTraining, variant: RecipeVariant, ours: Replay) -> bool:
-    """Whether the reference makes the port's updates and optimizer state under another recipe."""
+    """Return whether another recipe gives the reference the port's updates and state."""
 
     def replay(seed: int | None) -> Replay:
         return replace(reference.loop, recipe=variant.recipe).replay(reference.gradients, seed)
@@ -146,7 +146,7 @@ def _gives(reference: ReferenceTraining, variant: RecipeVariant, ours: Replay) -
         if not _is_near(ours.tensors(), exact.tensors()):
             return False
         runs = Runs.of(replay, reference.perturbed_runs)
-    except (ValueError, RuntimeError):  # torch refuses such options together
+    except (ValueError, RuntimeError):  # torch refuses this combination of options
         return False
     precision = PRECISIONS[master_dtype(reference.loop.dtype)]
     reports = compared(runs, ours, precision, reference.idle)

@@ -1,4 +1,4 @@
-"""Train an NNX module by an optax transformation, compiled."""
+"""Train an NNX module by a compiled optax transformation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -28,7 +28,7 @@ JaxLoss = Callable[[nnx.Module, Mapping[str, jax.Array]], jax.Array]
 
 
 class PortLoop:
-    """An NNX module and what it is trained on; never changed. Its parameters are a flat dict.
+    """An NNX module and its training data; never changed. Its parameters are a flat dict.
 
     loss: (module, batch of JAX arrays) -> scalar. batches, dtype: as for `TorchLoop`.
     """
@@ -62,7 +62,7 @@ class PortLoop:
         return jax.jit(gradients)
 
     def free_run(self, tx: optax.GradientTransformation, steps: int, accumulate: int) -> FreeRun:
-        """`steps` updates, each from `accumulate` batches."""
+        """Run `steps` updates, each from `accumulate` batches."""
         params, state, update = self.start, tx.init(self.start), _compiled_update(tx)
         losses: list[jax.Array] = []
         first: Parameters = {}
@@ -80,7 +80,7 @@ class PortLoop:
     def replay(
         self, tx: optax.GradientTransformation, gradients: Sequence[Arrays], accumulate: int
     ) -> Replay:
-        """Updates from `gradients`, by path."""
+        """Run updates from the given gradients, each path -> array."""
         params, state, update = self.start, tx.init(self.start), _compiled_update(tx)
         moved = {}
         for i, by_path in enumerate(gradients):
@@ -96,7 +96,7 @@ class PortLoop:
 
 
 def moments(state: Any) -> dict[str, Arrays]:
-    """torch's name -> path -> array, of every state of an optax chain that may hold the moment."""
+    """Return torch's name of a moment -> path -> array, from every state of an optax chain."""
     by_field: dict[str, dict[str, np.ndarray]] = {}
     for keys, leaf in tree_flatten_with_path(state)[0]:
         owners = [i for i, k in enumerate(keys) if isinstance(k, GetAttrKey)]

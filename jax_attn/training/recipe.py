@@ -1,4 +1,4 @@
-"""How a module is trained: its loss, an optimizer, a schedule, clipping and accumulation."""
+"""The recipe of a training: its loss, an optimizer, a schedule, clipping and accumulation."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -23,9 +23,10 @@ MakeScheduler = Callable[[torch.optim.Optimizer], Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """optimizer: module -> torch optimizer of it. schedule: that optimizer -> torch scheduler.
+    """A training's optimizer and its options.
 
-    The rest is as for `optax_like`.
+    optimizer: a function from a module to its torch optimizer. schedule: a function from that
+    optimizer to its torch scheduler. The other fields are as for `optax_like`.
     """
 
     optimizer: MakeOptimizer
@@ -36,7 +37,7 @@ class Recipe:
     accumulated: str = "sum"
 
     def with_options(self, **options: Any) -> "Recipe":
-        """The same with other options of the optimizer, in every param_group."""
+        """Return the same recipe with other options of the optimizer, in every param_group."""
 
         def changed(module: torch.nn.Module) -> torch.optim.Optimizer:
             optimizer = self.optimizer(module)
@@ -47,7 +48,7 @@ class Recipe:
         return replace(self, optimizer=changed)
 
     def has_rates(self, module: torch.nn.Module, updates: int) -> bool:
-        """Whether the schedule, if any, has a rate for so many updates."""
+        """Return whether the schedule, if any, has a rate for each of `updates` updates."""
         if self.schedule is None:
             return True
         scheduler = self.schedule(self.optimizer(copy.deepcopy(module)))
@@ -56,7 +57,7 @@ class Recipe:
     def optax_like(
         self, module: torch.nn.Module, updates: int, *, port: nnx.Module, layout: Layout
     ) -> optax.GradientTransformation:
-        """The optax transformation that makes these updates of `port`; rates for `updates`."""
+        """Return the optax transformation for `port`; a schedule has `updates` rates."""
         module = copy.deepcopy(module)
         optimizer = self.optimizer(module)
         scheduler = self.schedule(optimizer) if self.schedule else None
@@ -106,14 +107,14 @@ LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., jax.Array]]] 
 }
 """name -> (torch's, JAX's): (output, target) -> scalar; in float32 for narrower outputs.
 
-cross_entropy: of output (…, classes) and integer target (…), the mean; mse: of equal shapes.
+cross_entropy: the mean over output (…, classes) and integer target (…). mse: for equal shapes.
 """
 
 
 def with_loss(
     call: Callable[..., Any] | None, loss: Callable[..., Any]
 ) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """(module, batch) -> scalar: `loss` of what `call`, or the module itself, gives."""
+    """Return (module, batch) -> scalar: `loss` of the output of `call`, or of the module itself."""
 
     def of_batch(module: Any, batch: Mapping[str, Any]) -> Any:
         inputs = {name: a for name, a in batch.items() if name != TARGET}
@@ -124,5 +125,5 @@ def with_loss(
 
 
 def rounded(batch: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """Floating arrays as `dtype` holds them, so that every run starts from the same numbers."""
+    """Return a batch with floating arrays rounded to `dtype`, so that all runs start equal."""
     return {k: a.astype(float_dtype(dtype)) if is_float(a.dtype) else a for k, a in batch.items()}

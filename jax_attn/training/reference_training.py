@@ -1,5 +1,7 @@
-"""The reference's side of a training check: torch as it is, in float64, and perturbed; and how the
-port's runs compare with these: one report a tensor, within its budget."""
+"""The reference's side of a training check: torch's own runs, in float64, and perturbed.
+
+The port's runs are compared with these: one report per tensor, judged within its budget.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +34,7 @@ Kind = TypeVar("Kind", FreeRun, Replay)
 
 @dataclass(frozen=True)
 class Runs(Generic[Kind]):
-    """One training, run by torch as it is, exactly in float64, and perturbed by roundoff."""
+    """The runs of one training: torch's own, exact in float64, and perturbed at roundoff."""
 
     own: Kind
     exact: Kind
@@ -40,16 +42,16 @@ class Runs(Generic[Kind]):
 
     @classmethod
     def of(cls, run: Callable[[int | None], Kind], perturbed: int) -> "Runs[Kind]":
-        """run: of a seed as `TorchLoop.free_run` takes it."""
+        """Make all runs. run: called with a seed as `TorchLoop.free_run` takes it."""
         in_float64 = [run(seed) for seed in range(perturbed + 1)]
         return cls(run(None), in_float64[0], in_float64[1:])
 
 
 @dataclass(frozen=True)
 class ReferenceTraining:
-    """Everything of a training check that does not depend on the port.
+    """The part of a training check that does not depend on the port.
 
-    perturbed_runs: how many.
+    perturbed_runs: the number of these.
     """
 
     loop: TorchLoop
@@ -70,7 +72,7 @@ class ReferenceTraining:
         layout: Layout,
         port: nnx.Module,
     ) -> "ReferenceTraining":
-        """port: for the shapes of its parameters alone."""
+        """Build the reference's side. port: only the shapes of its parameters are read."""
         shapes = {path: a.shape for path, a in flatten(port).items()}
         loop = TorchLoop(
             reference,
@@ -83,7 +85,7 @@ class ReferenceTraining:
         return cls(loop, steps, layout)
 
     def optax_like(self, port: nnx.Module) -> optax.GradientTransformation:
-        """What equals the reference's optimizer, on this port."""
+        """Return the optax equivalent of the reference's optimizer, for this port."""
         # The updates from identical gradients may be more than those of a short free run.
         updates = max(self.steps, self.updates)
         recipe = self.loop.recipe
@@ -91,7 +93,7 @@ class ReferenceTraining:
 
     @cached_property
     def updates(self) -> int:
-        """How many are made from identical gradients; a schedule may have fewer rates."""
+        """The number of updates from identical gradients; a schedule may have rates for fewer."""
         every = self.loop.recipe.has_rates(self.loop.module, UPDATES)
         return UPDATES if every else min(UPDATES, self.steps)
 
@@ -111,8 +113,10 @@ class ReferenceTraining:
 
     @cached_property
     def idle(self) -> frozenset[str]:
-        """Paths whose gradient is zero in theory (a key's bias), in every batch: where they go is
-        rounding alone, of which Adam makes steps as large as any."""
+        """Paths whose gradient is zero in theory in every batch, such as a key's bias.
+
+        Only rounding moves them, and Adam turns it into steps as large as any.
+        """
         exact = self.free_runs.exact.gradient_sizes
         perturbed = [run.gradient_sizes for run in self.free_runs.perturbed]
         precision = PRECISIONS[self.loop.dtype]
@@ -124,9 +128,9 @@ class ReferenceTraining:
 
 
 def missing_moments(reference: ReferenceTraining, port: Replay) -> tuple[Finding, ...]:
-    """Moments that torch keeps and the port's optimizer does not."""
+    """Report moments that torch keeps and the port's optimizer does not."""
     missing = (
-        f"optimizer state: torch keeps {name} of {path}, the port's optimizer has none"
+        f"optimizer state: the port's optimizer lacks {name} of {path}, which torch keeps"
         for name, by_path in reference.replays.own.moments.items()
         if name in MOMENT_FIELDS
         for path in by_path
@@ -136,14 +140,16 @@ def missing_moments(reference: ReferenceTraining, port: Replay) -> tuple[Finding
 
 
 def compare_replay(reference: ReferenceTraining, port: Replay) -> Iterator[TensorReport]:
-    """After one update and after the last, from identical gradients: how far parameters moved;
-    and the optimizer's state, as far as the port's has it."""
+    """Compare updates from identical gradients, and the optimizer's state that the port has.
+
+    For parameters, the distance moved after the first and after the last update is compared.
+    """
     precision = PRECISIONS[master_dtype(reference.loop.dtype)]
     return compared(reference.replays, port, precision, reference.idle)
 
 
 def compare_free_run(reference: ReferenceTraining, port: FreeRun) -> Iterator[TensorReport]:
-    """The first gradients; losses and how far parameters moved, on the way and at the end."""
+    """Compare the first gradients, the losses, and the distances moved at each checkpoint."""
     precision = PRECISIONS[reference.loop.dtype]
     return compared(reference.free_runs, port, precision, reference.idle)
 
@@ -151,9 +157,9 @@ def compare_free_run(reference: ReferenceTraining, port: FreeRun) -> Iterator[Te
 def compared(
     runs: Runs[Kind], port: Kind, precision: Precision, idle: frozenset[str]
 ) -> Iterator[TensorReport]:
-    """A report on each tensor of a port's run.
+    """Yield a report on each tensor of a port's run.
 
-    idle: parameters that rounding alone moves: the spread is all that holds their drift.
+    idle: parameters that only rounding moves; for them, only the spread limits the drift.
     """
     ours, own = port.tensors(), runs.own.tensors()
     perturbed = [run.tensors() for run in runs.perturbed]

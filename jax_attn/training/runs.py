@@ -1,4 +1,4 @@
-"""What a run of training leaves behind, in either framework: NumPy arrays by the port's paths."""
+"""The results of a training run, in either framework: NumPy arrays by the port's paths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ Arrays = Mapping[str, np.ndarray]
 Batch = Mapping[str, np.ndarray]
 
 UPDATES = 3
-"""Updates from identical gradients: one alone would show neither momentum nor a schedule."""
+"""Updates from identical gradients; a single one shows neither momentum nor a schedule."""
 
 LOW = ("bfloat16", "float16")
-"""Parameters of these dtypes are rounded copies of float32 masters, which alone are updated."""
+"""Parameters of these dtypes are rounded copies of float32 masters; only these are updated."""
 
 MOMENT_FIELDS = {
     "exp_avg": "mu",
@@ -23,26 +23,26 @@ MOMENT_FIELDS = {
     "square_avg": "nu",
     "sum": "sum_of_squares",
 }
-"""Moment that a torch optimizer keeps -> field of optax's states that holds it."""
+"""A moment of a torch optimizer -> the field of optax's states that holds it."""
 
 
 def master_dtype(dtype: str) -> str:
-    """The dtype that an optimizer works in."""
+    """Return the dtype that an optimizer works in."""
     return "float32" if dtype in LOW else dtype
 
 
 def checkpoints(steps: int) -> tuple[int, ...]:
-    """The numbers of updates after which parameters are compared: a few, the last among them."""
+    """Return the numbers of updates after which parameters are compared; the last is `steps`."""
     return tuple(sorted({-(-steps // 4), -(-steps // 2), steps}))
 
 
 def difference(now: Arrays, start: Arrays) -> dict[str, np.ndarray]:
-    """now - start in float64, where it is exact."""
+    """Return now - start in float64, in which it is exact."""
     return {k: now[k].astype(np.float64) - a.astype(np.float64) for k, a in start.items()}
 
 
 class Label(NamedTuple):
-    """What a tensor is reported under. moved: the path of the parameter whose movement it is."""
+    """The label of a reported tensor. moved: the path of the parameter whose movement it is."""
 
     name: str
     transform: str
@@ -52,11 +52,11 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class FreeRun:
-    """A run of its own from the first batch on.
+    """A run that computes its own gradients, from the first batch on.
 
-    losses: one a batch. gradients: of the first batch. moved: how far each parameter is from its
-    start, by the number of updates. gradient_sizes: the RMS of every gradient, batch by batch;
-    torch's runs alone have it.
+    losses: one for each batch. gradients: those of the first batch. moved: number of updates ->
+    distance of each parameter from its start. gradient_sizes: the RMS of every gradient, batch by
+    batch; only torch's runs have it.
     """
 
     losses: np.ndarray
@@ -65,7 +65,7 @@ class FreeRun:
     gradient_sizes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def tensors(self) -> dict[Label, np.ndarray]:
-        """Everything to compare: the losses up to each checkpoint, and the parameters there."""
+        """Return all that is compared: gradients, and losses and parameters by checkpoint."""
         tensors = {
             Label(path, "first batch", "gradient of parameter"): gradient
             for path, gradient in self.gradients.items()
@@ -84,16 +84,18 @@ class FreeRun:
 class Replay:
     """Updates from given gradients.
 
-    moved: as of a `FreeRun`. moments: of the optimizer's state after the last update, by torch's
-    name and path.
+    moved: as in a `FreeRun`. moments: those in the optimizer's state after the last update, by
+    torch's name and path.
     """
 
     moved: Mapping[int, Arrays]
     moments: Mapping[str, Arrays]
 
     def tensors(self) -> dict[Label, np.ndarray]:
-        """Everything to compare: the parameters after the first and the last update, and
-        the moments that optax has a field for."""
+        """Return all that is compared: parameters after the first and last update, and moments.
+
+        Moments that optax has no field for are left out.
+        """
         last = max(self.moved)
         moved = {
             Label(f"update of {path}", f"update {update}", moved=path): distance

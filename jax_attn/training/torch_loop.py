@@ -1,4 +1,4 @@
-"""Train a torch module: as it is, in float64, or in float64 with every operation perturbed."""
+"""Train a torch module in its own dtype, in float64, or in float64 with perturbed operations."""
 
 import contextlib
 import copy
@@ -33,28 +33,28 @@ from jax_attn.transfer import as_numpy
 TorchLoss = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], torch.Tensor]
 
 ELEMENTWISE = tuple(getattr(torch.optim, name) for name in KINDS)
-"""Optimizers that treat each number alone: several parameters may as well be one."""
+"""Elementwise optimizers: several parameters may be concatenated into one."""
 
 
 class KeepsSigns(DrawnRounding):
-    """Changes no sign and no zero: a moment below 0 would have no root."""
+    """Rounding that changes no sign and no zero: a moment below 0 would have no square root."""
 
     def stored(self, x: torch.Tensor) -> torch.Tensor:
-        """x as the precision stores it; 0 where its sign would be another."""
+        """Return x as the precision stores it; 0 if that would change its sign."""
         stored = super().stored(x)
         return torch.where(x * stored > 0, stored, 0.0)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What a float64 run is perturbed by, in forward and backward pass and in the update."""
+    """The perturbations of a float64 run: in the forward and backward pass, and in the update."""
 
     forward: Unperturbed
     update: Unperturbed
 
     @classmethod
     def drawn(cls, dtype: str, seed: int) -> "Rounding":
-        """seed 0: the centre, exact."""
+        """Draw the perturbations of a seed; seed 0 is the exact centre, without any."""
         if not seed:
             return cls(Unperturbed(), Unperturbed())
         low, own = PRECISIONS[dtype], PRECISIONS[master_dtype(dtype)]
@@ -63,7 +63,7 @@ class Rounding:
         return cls(Perturbed(low, 2 * seed), update)
 
     def lowered(self, master: torch.Tensor) -> torch.Tensor:
-        """A master weight as the module's dtype keeps it; in float64 no cast does that."""
+        """Return a master weight as the module's dtype stores it; in float64 no cast does that."""
         return (
             self.forward.rounding.stored(master) if isinstance(self.forward, Perturbed) else master
         )
@@ -72,7 +72,7 @@ class Rounding:
 class TorchRun:
     """A copy of a module with its master weights, optimizer and scheduler.
 
-    rounding: None for torch as it is, in `dtype`; else the run is in float64.
+    rounding: None for torch's own run in `dtype`; otherwise the run is in float64.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TorchRun:
         self._masters = dict(masters.named_parameters())
         self._optimizer = recipe.optimizer(masters)
         self._flattened: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
-        if not as_it_is:  # operation by operation, which is all that a mode sees
+        if not as_it_is:  # a dispatch mode sees only single operations
             for group in self._optimizer.param_groups:
                 group |= {name: False for name in ("foreach", "fused") if name in group}
             if type(self._optimizer) in ELEMENTWISE:
@@ -97,7 +97,7 @@ class TorchRun:
         self._batch_dtype = TORCH_DTYPES[dtype] if as_it_is else torch.float64
 
     def gradients(self, loss: TorchLoss, batch: Batch) -> tuple[float, dict[str, torch.Tensor]]:
-        """(the loss, torch key -> gradient) of one batch."""
+        """Return (the loss, torch key -> gradient) of one batch."""
         tensors = {name: tensor(a, self._batch_dtype) for name, a in batch.items()}
         parameters = dict(self.module.named_parameters())
         with contextlib.ExitStack() as modes:
@@ -109,7 +109,7 @@ class TorchRun:
         return value.item(), dict(zip(parameters, gradients, strict=True))
 
     def update(self, per_batch: list[dict[str, torch.Tensor]]) -> None:
-        """One update, from the gradients of as many batches as it accumulates."""
+        """Make one update from the gradients of all batches that it accumulates."""
         recipe, masters = self.recipe, list(self._masters.values())
         one_by_one = False if self._rounding else None
         with torch.no_grad(), self._rounding.update if self._rounding else contextlib.nullcontext():
@@ -134,15 +134,15 @@ class TorchRun:
                 p.copy_(self._rounding.lowered(master) if self._rounding else master)
 
     def tensors(self, gradients: Arrays) -> dict[str, torch.Tensor]:
-        """Gradients by torch key, in the dtype that an update takes them in."""
+        """Return gradients by torch key, in the dtype in which the update uses them."""
         return {name: tensor(gradients[name], p.dtype) for name, p in self._masters.items()}
 
     def weights(self) -> dict[str, np.ndarray]:
-        """torch key -> master weight."""
+        """Return torch key -> master weight."""
         return {name: as_numpy(p.detach()).copy() for name, p in self._masters.items()}
 
     def moments(self) -> dict[str, dict[str, np.ndarray]]:
-        """moment -> torch key -> what the optimizer keeps for every number of a parameter."""
+        """Return moment -> torch key -> the optimizer's elementwise state of the parameter."""
         key = {id(p): name for name, p in self._masters.items()}
         wholes = self._flattened or [(p, [p]) for p in self._masters.values()]
         moments: dict[str, dict[str, np.ndarray]] = {}
@@ -161,14 +161,14 @@ class TorchRun:
 def _flattened(
     optimizer: torch.optim.Optimizer, group: dict[str, Any]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(one parameter that is updated in the place of the group's, these as views of it)."""
+    """Return (one parameter that replaces the group's in updates, these as views of it)."""
     parts = group["params"]
     whole = torch.nn.Parameter(torch.cat([p.detach().flatten() for p in parts]))
     pieces = whole.detach().split([p.numel() for p in parts])
     states = [optimizer.state.pop(p, {}) for p in parts]
     for p, piece in zip(parts, pieces, strict=True):
         p.data = piece.view(p.shape)
-    if states[0]:  # Adagrad has one before its first update
+    if states[0]:  # Adagrad has a state before its first update
         optimizer.state[whole] = states[0] | {
             "sum": torch.cat([s["sum"].flatten() for s in states])
         }
@@ -177,7 +177,7 @@ def _flattened(
 
 
 def tensor(a: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Floating arrays in `dtype`, integers as int64, booleans as they are."""
+    """Return floating arrays in `dtype`, integers as int64, booleans unchanged."""
     if a.dtype.kind in "biu":
         return torch.from_numpy(a.astype(np.int64) if a.dtype.kind in "iu" else a.copy())
     return torch.from_numpy(a.astype(np.float64)).to(dtype)
@@ -185,7 +185,7 @@ def tensor(a: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TorchLoop:
-    """A torch module and what it is trained on; copies are trained.
+    """A torch module and its training data; copies are trained.
 
     loss: (module, batch of tensors) -> scalar. to_paths: arrays by torch key -> by Flax path.
     """
@@ -198,7 +198,7 @@ class TorchLoop:
     to_paths: Callable[[Arrays], dict[str, np.ndarray]]
 
     def problems(self) -> list[str]:
-        """Why a run would not be the same each time, or not that of the port, at once."""
+        """List why runs would differ from one another, or from the port's."""
         frozen = [
             f"reference parameter {name!r}: expected it to be trained, as the port's is, got "
             "requires_grad=False; leave it out of the optimizer instead"
@@ -215,11 +215,11 @@ class TorchLoop:
             gradients = torch.autograd.grad(first, list(module.parameters()), allow_unused=True)
         if first.item() != second.item():
             problems.append(
-                "reference: expected the same loss each time, got others on the same batch; does "
-                "it drop at random? hand keep masks in with the batches"
+                "reference: expected the same loss each time, got different losses on the same "
+                "batch; if it draws dropout, pass keep masks in the batches"
             )
         problems += [
-            f"reference buffer {name!r}: expected it to stay as it is, got one that training moves"
+            f"reference buffer {name!r}: expected a constant buffer, got one that training changes"
             for name, buffer in module.named_buffers()
             if not torch.equal(buffer, before[name])
         ]
@@ -232,17 +232,17 @@ class TorchLoop:
         return problems
 
     def free_run(self, steps: int, seed: int | None = None) -> FreeRun:
-        """seed: None for torch as it is, 0 for the float64 centre, else a perturbed run's."""
+        """Run freely. seed: None for torch's own run, 0 for the float64 centre, else perturbed."""
         return self._free_run(steps, self._run(seed), [])
 
     def gradients(self, updates: int) -> list[dict[str, np.ndarray]]:
-        """By torch key, of the batches that the first updates take, along torch's own run."""
+        """Return the gradients, by torch key, of the first updates' batches in torch's own run."""
         gradients: list[dict[str, np.ndarray]] = []
         self._free_run(updates, self._run(None), gradients)
         return gradients
 
     def replay(self, gradients: Sequence[Arrays], seed: int | None = None) -> Replay:
-        """Updates from `gradients`, by torch key. seed: as for `free_run`."""
+        """Run updates from `gradients`, by torch key. seed: as for `free_run`."""
         run, k = self._run(seed), self.recipe.accumulate
         start, moved = self.to_paths(run.weights()), {}
         with one_thread():
@@ -260,7 +260,7 @@ class TorchLoop:
     def _free_run(
         self, steps: int, run: TorchRun, gradients: list[dict[str, np.ndarray]]
     ) -> FreeRun:
-        """Appends every batch's gradients, by torch key, to `gradients`."""
+        """Run freely, and append every batch's gradients, by torch key, to `gradients`."""
         start = self.to_paths(run.weights())
         losses: list[float] = []
         first: dict[str, np.ndarray] = {}
@@ -284,7 +284,7 @@ class TorchLoop:
         return FreeRun(np.array(losses), first, moved, sizes)
 
     def _by_path(self, kept: Arrays, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-        """Of the paths that any of it goes to: an optimizer may leave parameters out."""
+        """Return `kept` for the Flax paths that it reaches: an optimizer may omit parameters."""
         held = {key: np.full(shape, float(key in kept)) for key, shape in shapes.items()}
         reached, whole = self.to_paths(held), self.to_paths(held | dict(kept))
         return {path: a for path, a in whole.items() if reached[path].any()}

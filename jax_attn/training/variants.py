@@ -1,4 +1,4 @@
-"""What people do in a recipe's place: another rate, another value of an option, or none."""
+"""Common mistakes in a recipe: another rate, another value of an option, or an omitted option."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,19 +24,19 @@ _NUMBERS: dict[str, tuple[Any, ...]] = {
     "lr_decay": (0.0,),
     "momentum_decay": (0.0, 4e-3),
 }
-"""Option of an optimizer -> values that frameworks and papers have for it; 0: left out."""
+"""Option of an optimizer -> its usual values in frameworks and papers; 0 for an omitted option."""
 
 
 @dataclass(frozen=True)
 class RecipeVariant:
-    """says: what the reference has then, to follow "with"."""
+    """A changed recipe. says: the change in words, to follow "with"."""
 
     says: Finding
     recipe: Recipe
 
 
 def variants(recipe: Recipe, groups: Groups, factor: float) -> Iterator[RecipeVariant]:
-    """factor: of the learning rate, as it was found from the port's first update."""
+    """Yield changed recipes. factor: of the learning rate, found from the port's first update."""
     rates = [group["lr"] for group in groups]
     if abs(factor - 1) > 1e-6:
         says = Finding("recipe-rate", f"a learning rate {factor:.6g} times as large")
@@ -75,7 +75,7 @@ def _per_group(recipe: Recipe, option: str, values: list[Any]) -> Recipe:
 
 
 def _beside_the_optimizer(recipe: Recipe) -> Iterator[RecipeVariant]:
-    """Other clips, schedules and ways to accumulate."""
+    """Yield variants of clipping, schedule and accumulation."""
     for option in ("clip_norm", "clip_value", "schedule"):
         if getattr(recipe, option) is not None:
             absent: dict[str, Any] = {option: None}
@@ -83,8 +83,8 @@ def _beside_the_optimizer(recipe: Recipe) -> Iterator[RecipeVariant]:
             yield RecipeVariant(Finding(kind, f"no {option}"), replace(recipe, **absent))
     if recipe.schedule is not None:
         for says, step in _STEPS:
-            made = _stepped(recipe.schedule, step)
-            yield RecipeVariant(Finding("recipe-schedule", says), replace(recipe, schedule=made))
+            stepped = _stepped(recipe.schedule, step)
+            yield RecipeVariant(Finding("recipe-schedule", says), replace(recipe, schedule=stepped))
     if recipe.accumulate > 1:
         other = {"sum": "mean", "mean": "sum"}[recipe.accumulated]
         says = f"gradients accumulated as their {other}, not their {recipe.accumulated}"
@@ -99,7 +99,7 @@ _STEPS: tuple[tuple[str, Callable[[int], int]], ...] = (
 
 
 def _stepped(schedule: Callable[..., Any], step: Callable[[int], int]) -> Callable[..., Any]:
-    """A scheduler that after update t has the rates of update `step(t)` of another."""
+    """Return a scheduler that after update t has another's rates after update `step(t)`."""
 
     class Stepped:
         def __init__(self, optimizer: torch.optim.Optimizer):

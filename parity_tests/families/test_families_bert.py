@@ -189,7 +189,7 @@ def test_files_of_the_first_years_are_read():
 
 def test_distances_in_the_scores_are_refused_by_name():
     layout = BERT.block({"model_type": "bert"})
-    with pytest.raises(TransferError, match="distances in the scores have no place here"):
+    with pytest.raises(TransferError, match="relative position embeddings are not supported"):
         layout.shapes({"self.distance_embedding.weight": (45, 10)}, Sizes(3, 3, 10))
 
 

@@ -21,7 +21,7 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
 # case, what its config says otherwise -> words of the error
 CONFIGS = {
     "another family": ("llama", {"model_type": "mixtral"}, ("model_type", "mistral", "'mixtral'")),
-    "a family without a model": ("bert", {"model_type": "electra"}, ("no model", "electra")),
+    "a family without a model": ("bert", {"model_type": "electra"}, ("whole models", "electra")),
     "experts": ("llama", {"num_local_experts": 8}, ("num_local_experts", "null", "8")),
     "quantized weights": (
         "gpt2",

@@ -1,1 +1,1 @@
-"""Calibration: correct configurations through the comparison."""
+"""Calibration: measure the false-alarm rate on random correct configurations."""

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 TOKENS, PADDING = 11, 0
-"""How many token ids there are, and the id that fills up a shorter row."""
+"""The number of token ids, and the id that pads a shorter row."""
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A block of attention and an MLP, each behind a norm, by the names of its parts in `blocks`.
+    """A block of attention and an MLP, each after a norm, by the names of its parts in `blocks`.
 
-    hide: how attention that writes its scores out hides a masked key; None for a fused function.
-    buckets: whether a bias is added to the scores, learned for each bucket of distances. tokens:
-    whether the block reads token ids through an embedding.
+    hide: how written-out attention hides a masked key; None for a fused function. buckets: whether
+    a learned bias for each bucket of distances is added to the scores. tokens: whether the block
+    reads token ids through an embedding.
     """
 
     hide: str | None = None
@@ -22,8 +22,8 @@ class Anatomy:
     tokens: bool = False
 
 
-# No ReLU: in bfloat16, one in some hundred inputs lies within rounding of 0. There correct code may
-# take either derivative, while all perturbed runs may have taken the same one.
+# No ReLU: in bfloat16, about one in a hundred inputs lies within rounding of 0. There, correct code
+# may take either derivative, while all perturbed runs may have taken the same one.
 ANATOMIES = {
     "block": Anatomy(),
     "masked_fill": Anatomy("masked_fill(-1e9)"),

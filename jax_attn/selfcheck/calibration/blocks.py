@@ -1,7 +1,7 @@
 """Whole blocks in both frameworks, as users write them.
 
-A block is attention and an MLP, each behind a norm and added to what it reads; `anatomies` names
-the norm, the attention and the MLP of each. A torch part and its port stand one after the other.
+A block is attention and an MLP, each after a norm and with a residual connection; `anatomies` names
+the norm, the attention and the MLP of each. Each torch part is followed by its port.
 """
 
 import math
@@ -25,14 +25,14 @@ from jax_attn.transfer import EMBEDDING, LAYER_NORM, LAYOUTS, LINEAR, Layout, ig
 
 _EPSILON, _WIDER = 1e-5, 2
 _EXPERTS, _CHOSEN = 4, 2
-_BUCKETS, _FARTHEST = 8, 20  # the edge of a bucket lies within rounding of no distance
+_BUCKETS, _FARTHEST = 8, 20  # no distance lies within rounding of a bucket's edge
 
 
 # --- norms ----------------------------------------------------------------------------------------
 
 
 def _statistics(features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Running mean and variance of each feature, in float32, in which torch makes them."""
+    """Return running mean and variance of each feature, in float32, as torch has them."""
     mean, variance = np.linspace(-0.5, 0.5, features), np.linspace(0.5, 2.0, features)
     return mean.astype(np.float32), variance.astype(np.float32)
 
@@ -86,10 +86,10 @@ _HIDDEN: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., jax.Array]]]
 
 
 def torch_buckets(T: int) -> torch.Tensor:
-    """T5's bucket for the distance of each pair of positions, (T, T).
+    """Return T5's bucket for the distance of each pair of positions, (T, T).
 
-    Each direction has half of the buckets. Half of these hold a single distance each; the widths of
-    the others grow with the distance.
+    Each direction has half of the buckets. Half of these hold a single distance each; the others
+    become wider with the distance.
     """
     distance = torch.arange(T)[None, :] - torch.arange(T)[:, None]
     half, near = _BUCKETS // 2, _BUCKETS // 4
@@ -100,7 +100,7 @@ def torch_buckets(T: int) -> torch.Tensor:
 
 
 def flax_buckets(T: int) -> jax.Array:
-    """The same buckets in JAX."""
+    """Return the same buckets in JAX."""
     distance = jnp.arange(T)[None, :] - jnp.arange(T)[:, None]
     half, near = _BUCKETS // 2, _BUCKETS // 4
     n = jnp.abs(distance)
@@ -147,7 +147,7 @@ class TorchAttention(torch.nn.Module):
 
 
 class FlaxAttention(nnx.Module):
-    """The port of the attention that is written out."""
+    """The port of the written-out attention."""
 
     def __init__(self, size: Size, anatomy: Anatomy, options: Mapping[str, Any]):
         self.heads, self.kv_heads = size.N, size.K
@@ -217,7 +217,7 @@ class FlaxMLP(nnx.Module):
 
 
 class TorchExperts(torch.nn.Module):
-    """Each token goes to the two experts to which the router gives the highest probability."""
+    """A mixture of experts: each token goes to the two with the highest router probability."""
 
     def __init__(self, size: Size, kind: str):
         super().__init__()
@@ -249,7 +249,7 @@ class FlaxExperts(nnx.Module):
 
 
 class TorchBlock(torch.nn.Module):
-    """(B, T, D), or token ids (B, T), and who sees whom, (B, N, T, T) -> (B, T, D)."""
+    """A block: (B, T, D) or token ids (B, T), and a mask (B, N, T, T) -> (B, T, D)."""
 
     def __init__(self, size: Size, anatomy: Anatomy):
         super().__init__()
@@ -269,7 +269,7 @@ class TorchBlock(torch.nn.Module):
 
 
 class FlaxBlock(nnx.Module):
-    """The same block. As in torch, the embedding of the padding token gets no gradient."""
+    """The same block in Flax. As in torch, the embedding of the padding token gets no gradient."""
 
     def __init__(self, size: Size, dtype: str, rngs: nnx.Rngs, anatomy: Anatomy):
         options: dict[str, Any] = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
@@ -306,7 +306,7 @@ _PARTS = Layout(
         for name in ("up", "down")
     ),
     *(
-        ignored(f"{norm}.{name}", "the port has its own, the same")
+        ignored(f"{norm}.{name}", "the port has its own, with the same values")
         for norm, name in product(("attention_norm", "mlp_norm"), _SEEN)
     ),
 )

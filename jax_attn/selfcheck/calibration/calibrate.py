@@ -1,8 +1,8 @@
 """Judge correct configurations, and measure how much of its budget each one uses.
 
 A configuration is judged as `check` judges a pair, by `checking.prepared.Prepared`: against the
-float64 oracle, within the spread of the perturbed runs, by every gate. A FAIL is a false alarm. In
-some of the configurations bugs are planted as well, which shows what the same budgets let pass.
+float64 oracle, within the spread of the perturbed runs, by every gate. A FAIL is a false alarm.
+Some of the configurations also get planted bugs, which shows what the same budgets let pass.
 """
 
 import time
@@ -65,7 +65,7 @@ def _port_call(kind: str) -> Step:
 
 
 def design_of(program: Program) -> Design:
-    """The block, or the published design, which is called with the program's kind of mask."""
+    """Return the block, or the published design, called with the program's kind of mask."""
     if program.is_block:
         return BLOCKS[program.design]
     return replace(
@@ -74,7 +74,7 @@ def design_of(program: Program) -> Design:
 
 
 def kernel_of(program: Program) -> Kernel:
-    """The kernel that the program's port insists on: blocked, in its tiles, or dense."""
+    """Return the kernel that the program's port insists on: blocked, in its tiles, or dense."""
     if program.tile is None:
         return KERNELS["dense"]
     T, S = program.tile
@@ -83,7 +83,7 @@ def kernel_of(program: Program) -> Kernel:
 
 @dataclass(frozen=True)
 class _Compiled(Port):
-    """A port that runs a forward and backward pass compiled before, on other data."""
+    """A port that runs a forward and backward pass that is already compiled, on new data."""
 
     step: Step
 
@@ -95,12 +95,12 @@ class _Compiled(Port):
 
 
 def pair_of(program: Program) -> Pair:
-    """Both sides of a program, built once; weights are written into them."""
+    """Build both sides of a program once; weights are written into them later."""
     return Pair(design_of(program), program.size, program.dtype, kernel_of(program))
 
 
 def step_of(program: Program, port: Port) -> Step:
-    """The port's forward and backward pass, compiled when it is called first."""
+    """Return the port's forward and backward pass, which is compiled at its first call."""
     forward, *_ = port.bind()
 
     def step(*args: Any) -> Any:
@@ -113,7 +113,7 @@ def step_of(program: Program, port: Port) -> Step:
 
 
 def judged(configurations: Sequence[Configuration]) -> list[Trial]:
-    """A trial of each configuration; all of them belong to one program."""
+    """Judge each configuration; all of them belong to one program."""
     program = configurations[0].program
     pair, step, trials = pair_of(program), None, []
     with x64_for(program.dtype), jax.default_device(jax.devices("cpu")[0]):
@@ -149,17 +149,17 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
 
 
 def write(module: torch.nn.Module, drawn: Drawn) -> None:
-    """The drawn parameters, rounded to the module's dtype."""
+    """Write the drawn parameters, rounded to the module's dtype."""
     with torch.no_grad():
         for name, p in module.named_parameters():
             p.copy_(torch.from_numpy(drawn.parameter(name, tuple(p.shape))))
 
 
 def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepared:
-    """The reference's side; attention has the oracle, a block its own module in float64."""
+    """Return the reference's side: attention has the oracle, a block its own module in float64."""
     oracle = None
     if not program.is_block:
-        # Arrays say who sees whom, as they do for the matrix's masks of each head.
+        # The mask is an array, as for the matrix's per-head masks.
         mask = "per_head" if program.call == "arrays" else program.call
         oracle = partial(pair.solution, pair.problem(mask, drawn.inputs), drawn.inputs)
     call = pair.design.reference_call(program.call)
@@ -184,9 +184,9 @@ PLANTED: dict[str, tuple[softmax_bugs.SoftmaxBug, Any]] = {
 
 
 def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
-    """Each bug that can be planted, and whether the comparison fails it.
+    """Yield each bug that can be planted, and whether the comparison fails it.
 
-    A wrong softmax is looked for in the outputs alone, a stopped gradient in the gradients too.
+    A wrong softmax is looked for only in the outputs, a stopped gradient also in the gradients.
     """
     for name, (bug, operators) in PLANTED.items():
         mode = softmax_bugs.BuggySoftmax(bug, operators)

@@ -1,8 +1,8 @@
-"""The hundred programs that calibration runs, and which configuration has which. NumPy only.
+"""The hundred programs that calibration runs, and the configurations of each. NumPy only.
 
-A program is what is compiled: a module of one shape and dtype, a kernel, a kind of call.
-Configuration `number` of a seed has a program by its number and data from (seed, number) alone, so
-that any one can be run again by itself.
+A program is a unit of compilation: a module of one shape and dtype, a kernel, a kind of call. The
+number of a configuration determines its program, and (seed, number) its data, so that any
+configuration can be run again by itself.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ class Program:
     """A program that is compiled.
 
     kind: core (attention, scores written out), blocked (tile by tile), module (a pre-norm block,
-    by either kernel) or eager (one whose attention is written out on both sides). design: of
-    `PORTED_DESIGNS`, or of `ANATOMIES`. call: "arrays", who sees whom and
-    what is added as data; else a kind of `MASKS` that the kernel knows. tile: of queries and keys,
-    where the kernel is the blocked one. unit: the matrix unit emulated.
+    by either kernel) or eager (a pre-norm block whose attention is written out on both sides).
+    design: in `PORTED_DESIGNS` or `ANATOMIES`. call: "arrays" if mask and bias are arrays, else a
+    kind of `MASKS` that the kernel knows. tile: that of queries and keys for the blocked kernel.
+    unit: the emulated matrix unit.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Program:
 
     @property
     def precision(self) -> str:
-        """The budget's."""
+        """The precision of the budget."""
         return self.unit or self.dtype
 
     @property
@@ -72,7 +72,7 @@ _ATTENTION = {
         ("gqa", "mha", "window", (2, 3)),
     ),
 }
-# bfloat16 has long rows only once, in `_ATTENTION`: the backward pass of jax.nn.softmax adds up 500
+# bfloat16 has long rows only once, in `_ATTENTION`: the backward pass of jax.nn.softmax sums 500
 # keys in bfloat16, and a budget that allows for that says little about the gradients of queries.
 _LONG = (("blocked", "512", (2, 96)), ("core", "1024", None), ("blocked", "2048", (2, 512)))
 _SHORT = (("blocked", "mha", (3, 4)), ("core", "gqa", None), ("core", "mqa", None))
@@ -94,7 +94,7 @@ _EMULATED = (("core", None), ("blocked", (3, 4)))
 
 @cache
 def programs() -> tuple[Program, ...]:
-    """A hundred: 48 of attention, 12 of fused blocks, 35 of blocks written out, 5 emulated."""
+    """Return all hundred: 48 of attention, 12 fused blocks, 35 written-out blocks, 5 emulated."""
     every = [
         Program(kind, design, dtype, shape, call, tile)
         for dtype, (kind, designs) in product(DTYPES, _ATTENTION.items())
@@ -112,7 +112,7 @@ def programs() -> tuple[Program, ...]:
     every += [
         Program("eager", design, dtype, shape)
         for dtype, (design, shape) in product(DTYPES, _WRITTEN_OUT)
-        if (design, dtype) != ("masked_fill", "float16")  # which holds no -1e9: torch refuses
+        if (design, dtype) != ("masked_fill", "float16")  # torch refuses -1e9 in float16
     ]
     every += [
         Program(kind, "gqa", "float32", "gqa", tile=tile, unit=unit)
@@ -121,7 +121,7 @@ def programs() -> tuple[Program, ...]:
     return (*every, Program("eager", "masked_fill", "float32", "gqa", unit="mxu"))
 
 
-# Coprime to a hundred: neighbours in number are unlike.
+# Coprime to a hundred, so that configurations with successive numbers differ.
 STRIDE = 37
 
 
@@ -133,7 +133,7 @@ FINER = {
     "float32": "float64",
     "float64": "float64",
 }
-"""precision -> the next finer one, which holds what is lost to rounding in the first."""
+"""precision -> the next finer one, which keeps what the first loses to rounding."""
 _MILDEST = "bfloat16"
 
 
@@ -141,8 +141,8 @@ _MILDEST = "bfloat16"
 class Configuration:
     """One configuration of a seed.
 
-    without_cause: whether it is judged without what may have made it INCONCLUSIVE, the coarseness
-    of its precision: the same data is judged in the next finer precision. As there is none finer
+    without_cause: whether it is judged without the coarseness of its precision, which may have made
+    it INCONCLUSIVE: the same data is judged in the next finer precision. Since there is none finer
     than float64, other data is drawn there, as mild as for the coarsest precision.
     """
 
@@ -152,7 +152,7 @@ class Configuration:
 
     @property
     def drawn_as(self) -> Program:
-        """The program that the seed gives it, for which its data is drawn."""
+        """The program that the number determines, for which the data is drawn."""
         return programs()[STRIDE * self.number % len(programs())]
 
     @property
@@ -165,7 +165,7 @@ class Configuration:
 
     @property
     def limits(self) -> str:
-        """The precision within whose limits its data is drawn."""
+        """The precision whose limits bound the data."""
         own = self.drawn_as.precision
         return _MILDEST if self.without_cause and FINER[own] == own else own
 
@@ -175,7 +175,7 @@ class Configuration:
 
     @property
     def plants(self) -> bool:
-        """Whether bugs are planted in it: in every thirtieth of the blocked kernel's and blocks."""
+        """Whether bugs are planted: in every thirtieth round of programs, except the kind core."""
         blind = self.without_cause or self.program.kind == "core"
         return not blind and self.number // len(programs()) % 30 == 0
 
@@ -186,6 +186,6 @@ class Configuration:
 def configurations(
     count: int, seed: int, dtypes: Sequence[str] = (), pattern: str = ""
 ) -> list[Configuration]:
-    """The first `count` of a seed, of which those in `dtypes` and with `pattern` in their name."""
+    """Return those of the first `count` with a dtype in `dtypes` and `pattern` in their name."""
     drawn = (Configuration(number, seed) for number in range(count))
     return [c for c in drawn if (not dtypes or c.program.dtype in dtypes) and pattern in c.name]

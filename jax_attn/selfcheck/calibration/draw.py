@@ -1,6 +1,7 @@
-"""What calibration draws: the data of correct configurations. NumPy only.
+"""Draw the data of correct configurations for calibration. NumPy only.
 
-Only correct ones are drawn: no quantity of the formulas leaves the range of its dtype (`Levels`).
+Every drawn configuration is correct: no quantity of the formulas leaves the range of its dtype
+(`Levels`).
 """
 
 import math
@@ -17,19 +18,20 @@ from jax_attn.selfcheck.matrix.masks import MASKS, distance
 
 Rng = np.random.Generator
 
-# --- how large ------------------------------------------------------------------------------------
+# --- magnitudes -----------------------------------------------------------------------------------
 
 
 class Limits(NamedTuple):
-    """What a precision holds, and how peaked attention may be.
+    """The range of a precision, and how peaked attention may be.
 
-    smallest, largest: RMS of any quantity. Its largest element and a sum of thousands are finite
-    still; what is smaller by a probability, one of thousands in peaked attention, is not yet lost:
-    float32's subnormals are flushed, all towards 0, so that their sums are off by more than
-    rounding. scores: largest standard deviation: an error of `roundoff * score` in a score is one
-    of as much in every probability. offset: largest mean over standard deviation, likewise lost
-    where it cancels. Beyond these two correct code does not fail either, but more and more of it
-    is INCONCLUSIVE: of bfloat16's scores of 30, a third.
+    smallest, largest: RMS of any quantity. At `largest`, its largest element and a sum of thousands
+    are still finite. At `smallest`, its product with a probability, one in thousands in peaked
+    attention, is not yet lost: float32's subnormals are flushed, all towards 0, so that their sums
+    are off by more than rounding. scores: largest standard deviation: an error of
+    `roundoff * score` in a score causes as large a relative error in every probability. offset:
+    largest mean over standard deviation, which loses as much if it cancels. Beyond the last two,
+    correct code still does not fail, but more and more of it is INCONCLUSIVE: with bfloat16's
+    scores of 30, a third.
     """
 
     smallest: float
@@ -38,7 +40,7 @@ class Limits(NamedTuple):
     offset: float
 
 
-# float64: what is judged is squared, in float64.
+# float64: judged values are squared, in float64, which limits their range.
 LIMITS = {
     "float64": Limits(1e-140, 1e140, 300.0, 1e4),
     "float32": Limits(1e-28, 1e28, 30.0, 100.0),
@@ -61,25 +63,25 @@ class Levels:
 
     @property
     def all(self) -> tuple[float, ...]:
-        """The levels of all states, weights and gradients, where cotangents have level 1."""
+        """The levels of all states, weights and gradients for cotangents of level 1."""
         x, a, v, o = self.x, math.sqrt(self.scores), self.v, self.o
         return (x, v, o, a / x, v / x, o / v, o * a, o * a * x, o * a * a / x, o / x, o * x / v)
 
 
 def _between(rng: Rng, low: float, high: float) -> float:
-    """Evenly in the logarithm."""
+    """Draw uniformly in the logarithm."""
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 def levels(rng: Rng, program: Program, limits: Limits) -> Levels:
-    """Levels over all of the precision's range, such that no quantity leaves it.
+    """Draw levels over all of the precision's range, such that no quantity leaves it.
 
-    In a block, which adds its input to what it computes, they are of similar size.
+    In a block, which adds its input to its result, both have similar levels.
     """
     scores = _between(rng, _FLAT, limits.scores)
     if program.is_block:
-        # Its norm's gradient has x**-3, and float32 holds no less than 1e-38. A batch norm divides
-        # by what it has seen, not by what it is given.
+        # A norm's gradient has x**-3, and float32 holds no less than 1e-38. A batch norm divides by
+        # its running statistics, not by those of its input.
         batch = ANATOMIES[program.design].norm == "batch"
         low, high = (0.3, 3.0) if batch else (0.1, 1e11)
         x = _between(rng, max(limits.smallest, low), min(limits.largest, high))
@@ -99,7 +101,7 @@ def _offset(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
 
 
 def _outlier(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
-    """One feature as large as those of large language models are."""
+    """Draw one feature as large as the outlier features of large language models."""
     values = rng.standard_normal(shape)
     values[..., rng.integers(shape[-1])] *= _between(rng, 3, 30)
     return values
@@ -113,11 +115,11 @@ VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
     "outlier feature": _outlier,
 }
 
-# --- who sees whom --------------------------------------------------------------------------------
+# --- masks ----------------------------------------------------------------------------------------
 
 
 def _causal(rng: Rng, size: Size) -> np.ndarray:
-    """Of either corner."""
+    """Draw a causal mask, aligned at the top left or the bottom right corner."""
     return distance(size) <= rng.choice([0, size.S - size.T])
 
 
@@ -141,14 +143,14 @@ def _empty_rows(rng: Rng, size: Size) -> np.ndarray:
 
 
 def _one_key(rng: Rng, size: Size) -> np.ndarray:
-    """A single live key for each query."""
+    """Draw a single live key for each query."""
     live = rng.integers(size.S, size=(size.B, size.N, size.T, 1))
     return np.arange(size.S) == live
 
 
 def _left_padding(rng: Rng, size: Size) -> np.ndarray:
-    """Causal, and the first keys are padding: to their own queries no key is left."""
-    begins = rng.integers(0, min(size.T, size.S), size=(size.B, 1, 1, 1))  # the last query has one
+    """Draw a causal mask with padding first: the queries of padding have no key left."""
+    begins = rng.integers(0, min(size.T, size.S), size=(size.B, 1, 1, 1))  # the last query has keys
     return (distance(size) <= 0) & (np.arange(size.S) >= begins)
 
 
@@ -164,11 +166,11 @@ ALLOWED: dict[str, Callable[[Rng, Size], np.ndarray]] = {
 }
 
 EMPTIED = ("empty rows", "left padding")
-"""Those in which a row may be left without a key."""
+"""The masks in which a row may have no key."""
 
 
 def _token_ids(rng: Rng, size: Size) -> np.ndarray:
-    """(B, T) int32: rows of several lengths, with padding before the tokens or behind them."""
+    """Draw (B, T) int32: rows of several lengths, with padding before the tokens or after them."""
     tokens = rng.integers(1, TOKENS, size=(size.B, size.T)).astype(np.int32)
     lengths = rng.integers(1, size.T, size=(size.B, 1), endpoint=True)
     place = np.arange(size.T)[:: rng.choice([-1, 1])]
@@ -182,7 +184,7 @@ def _token_ids(rng: Rng, size: Size) -> np.ndarray:
 class Drawn:
     """The data of a configuration.
 
-    inputs: what both sides are given. traits: what was drawn, in words. seed: of the cotangents.
+    inputs: those of both sides. traits: what was drawn, in words. seed: that of the cotangents.
     parameter: (torch name, shape) -> values, which depend on the order of the calls.
     """
 
@@ -193,7 +195,7 @@ class Drawn:
 
 
 def draw(configuration: Configuration) -> Drawn:
-    """The data of a configuration, the same each time."""
+    """Draw the data of a configuration; the same each time."""
     rng, program = configuration.rng(), configuration.drawn_as
     limits, size = LIMITS[configuration.limits], program.size
     level, kind = levels(rng, program, limits), rng.choice(list(VALUES))
@@ -227,7 +229,7 @@ def draw(configuration: Configuration) -> Drawn:
 def _masks(
     rng: Rng, program: Program, level: Levels, inputs: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays that mask, beside `inputs`, and what they are called."""
+    """Draw the mask arrays that go with `inputs`; also return their name."""
     size = program.size
     if program.call != "arrays":
         return MASKS[program.call].inputs(rng, size), program.call
@@ -244,8 +246,8 @@ def _masks(
 
 def _masks_of_block(rng: Rng, program: Program, x: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
     size, anatomy = replace(program.size, S=program.size.T), ANATOMIES[program.design]
-    # float16 and bfloat16 lose a score from which 10,000 is subtracted: where all keys of a row are
-    # hidden so, its probabilities are nothing but rounding.
+    # float16 and bfloat16 lose a score from which 10,000 is subtracted: if all keys of a row are
+    # hidden this way, its probabilities are only rounding.
     lost = anatomy.hide == "+ -1e4" and program.dtype in ("float16", "bfloat16")
     kind = str(rng.choice([k for k in ALLOWED if not (lost and k in EMPTIED)]))
     allowed = ALLOWED[kind](rng, size)
@@ -260,10 +262,10 @@ def _masks_of_block(rng: Rng, program: Program, x: np.ndarray) -> tuple[dict[str
 def _parameter(
     rng: Rng, program: Program, level: Levels, name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Values that give queries, keys, values and outputs their levels; biases have half of them."""
+    """Draw values that give queries, keys, values and outputs their levels, biases half of them."""
     *_, owner, part = name.split(".")
     normal = rng.standard_normal(shape)
-    x = 1.0 if program.is_block else level.x  # a block's attention reads what is normalised
+    x = 1.0 if program.is_block else level.x  # a block's attention reads normalised inputs
     peak = math.sqrt(level.scores)
     if owner.endswith("norm"):
         gain = peak if owner[0] in "qk" else 1.0
@@ -283,6 +285,6 @@ def _parameter(
         "down": (0.6, level.o),
     }[owner]
     if "norm" in program.design and owner in ("q_proj", "k_proj"):
-        leaves = 1.0  # the norm behind it gives the level; the norm's epsilon needs this one
+        leaves = 1.0  # the norm that follows gives the level; its epsilon needs inputs near 1
     scale = 0.5 * leaves if part == "bias" else leaves / (comes * math.sqrt(shape[-1]))
     return scale * normal

@@ -1,6 +1,6 @@
-"""What calibration found: how much of their budgets correct configurations use.
+"""Report calibration: how much of their budgets correct configurations use.
 
-Imports neither framework: it renders what others tried.
+Imports neither framework: it renders the results of trials.
 """
 
 import json
@@ -22,17 +22,17 @@ GATES = ("element", "RMS", "projection")
 QUANTILES = {"median": 0.5, "90%": 0.9, "99%": 0.99, "largest": 1.0}
 WITHOUT_CAUSE = "reasons, and pass without the cause"
 DOUBTED = 0.1
-"""The largest part of correct configurations on which a check may say nothing."""
+"""The largest part of correct configurations that may be INCONCLUSIVE."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One correct configuration.
+    """The trial of one correct configuration.
 
-    gates: the largest fraction of its budget that any tensor has, gate by gate. doubts: reasons of
-    an INCONCLUSIVE, without their figures, by tensor. reasons: of a FAIL, in full. planted: bug ->
-    whether it was killed, where bugs were planted. seconds: all that it took. without_cause: of an
-    INCONCLUSIVE, the verdict once what it names is removed.
+    gates: by gate, the largest fraction of its budget that any tensor uses. doubts: the reasons of
+    an INCONCLUSIVE, without figures, by tensor. reasons: those of a FAIL, in full. planted: bug ->
+    whether it was killed, if bugs were planted. seconds: all that it took. without_cause: for an
+    INCONCLUSIVE, the verdict once the cause in its reasons is removed.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Trial:
 
 
 def fractions(tensor: TensorReport) -> dict[str, float]:
-    """gate -> error over budget, of those that the tensor has."""
+    """Return gate -> error over budget, for the gates that the tensor has."""
 
     def over(error: float, budget: float) -> float:
         if not error:
@@ -93,7 +93,7 @@ def fractions(tensor: TensorReport) -> dict[str, float]:
 
 
 def groups(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
-    """By precision and kind, as they come, and all together."""
+    """Group by precision and kind, in order of occurrence; the last group has all trials."""
     by_group: dict[str, list[Trial]] = {}
     for trial in trials:
         by_group.setdefault(f"{trial.precision} {trial.kind}", []).append(trial)
@@ -101,7 +101,7 @@ def groups(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
-    """Those of `QUANTILES`, each a value that occurs."""
+    """Return the `QUANTILES`, each a value that occurs."""
     ordered = sorted(values)
     return {
         name: ordered[max(0, math.ceil(part * len(ordered)) - 1)]
@@ -110,7 +110,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def figures(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Counts of verdicts and, gate by gate, how much of their budgets the trials meet."""
+    """Return counts of verdicts and, by gate, quantiles of the fractions of budget used."""
     count = Counter(trial.verdict for trial in trials)
     return {
         "configurations": len(trials),
@@ -122,8 +122,10 @@ def figures(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def doubts(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
-    """Counts over the INCONCLUSIVE trials: by reason, by reason where the trial passes without its
-    cause, by tensor, and by what was drawn."""
+    """Count the INCONCLUSIVE trials by reason, by tensor, and by the drawn values and mask.
+
+    A second count by reason has only those that pass without the cause.
+    """
     doubted = [t for t in trials if t.verdict is Verdict.INCONCLUSIVE]
     borne_out = [t for t in doubted if t.without_cause is Verdict.PASS]
     drawn = ("values", "mask")
@@ -140,7 +142,7 @@ def _counted(sets: Iterable[set[str]]) -> dict[str, int]:
 
 
 def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
-    """bug, precision -> in how many configurations it has a place, and in how many it is killed."""
+    """Return "bug, precision" -> counts of configurations that have the bug, and that kill it."""
     counts: dict[str, dict[str, int]] = {}
     for trial in trials:
         for bug, killed in trial.planted.items():
@@ -151,8 +153,10 @@ def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
 
 
 def verdict(trials: Sequence[Trial]) -> Verdict:
-    """FAIL if any trial fails; INCONCLUSIVE if more than `DOUBTED` of them are, or if one still is
-    without its cause."""
+    """Return FAIL if any trial fails, INCONCLUSIVE if too many of them are, else PASS.
+
+    Too many are more than `DOUBTED` of all, or any that still is INCONCLUSIVE without its cause.
+    """
     verdicts = [t.verdict for t in trials]
     again = [t.without_cause for t in trials if t.without_cause]
     if Verdict.FAIL in (*verdicts, *again):
@@ -161,16 +165,16 @@ def verdict(trials: Sequence[Trial]) -> Verdict:
     return Verdict.INCONCLUSIVE if doubted or Verdict.INCONCLUSIVE in again else Verdict.PASS
 
 
-# --- for people and programs ----------------------------------------------------------------------
+# --- text and JSON --------------------------------------------------------------------------------
 
 
 def table(trials: Sequence[Trial]) -> Table:
-    """A line a precision and kind: verdicts, and each gate's fractions of budget."""
+    """Build a table of precisions and kinds: verdicts, and each gate's fractions of budget."""
     rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     rendered.add_column("precision, kind", no_wrap=True)
     for title in ("drawn", "PASS", "INCON-\nCLUSIVE", "FAIL"):
         rendered.add_column(title, justify="right", no_wrap=True)
-    for gate in GATES:  # these wrap where the terminal is narrow, no verdict does
+    for gate in GATES:  # in a narrow terminal these wrap; verdicts do not
         rendered.add_column(gate, justify="right")
     for name, chosen in groups(trials).items():
         counts = figures(chosen)
@@ -182,7 +186,7 @@ def table(trials: Sequence[Trial]) -> Table:
 
 
 def power_table(trials: Sequence[Trial]) -> Table:
-    """A line a bug: in how many configurations of each precision it is killed, of where it is."""
+    """Build a table of bugs: by precision, how many of the configurations with a bug kill it."""
     counts = power(trials)
     bugs = list(dict.fromkeys(row.partition(", ")[0] for row in counts))
     precisions = list(dict.fromkeys(row.partition(", ")[2] for row in counts))
@@ -197,14 +201,14 @@ def power_table(trials: Sequence[Trial]) -> Table:
 
 
 def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
-    """The outcome in words. Every FAIL has its name, by which it can be run again."""
+    """Return the outcome in words. Every FAIL has its name, with which it can be run again."""
     counts = figures(trials)
     total, unsure = counts["configurations"], counts["inconclusive"]
     largest = ", ".join(f"{g} {number(q['largest'], 2)}" for g, q in counts["fractions"].items())
     lines = [
         f"{total} correct configurations of seed {seed}: {counts['pass']} pass, {unsure} "
         f"inconclusive ({unsure / total:.1%}), {counts['fail']} fail",
-        f"largest fraction of budget met: {largest}; above, each gate's {', '.join(QUANTILES)}",
+        f"largest fraction of budget used: {largest}; the table has the {', '.join(QUANTILES)}",
     ]
     for what, each in doubts(trials).items():
         if each:
@@ -227,9 +231,9 @@ COLUMNS = ("name", "verdict", *GATES, "seconds")
 
 
 def as_json(trials: Sequence[Trial], seed: int, environment: dict[str, Any]) -> str:
-    """Figures, a line for each configuration, and those that do not pass in full.
+    """Return JSON of figures, a line for each configuration, and in full those that do not pass.
 
-    What is infinite is null.
+    Infinite numbers become null.
     """
     document = {
         "schema_version": SCHEMA_VERSION,

@@ -1,1 +1,1 @@
-"""The built-in matrix: designs, cases, and the rows made of them."""
+"""The built-in matrix: designs, cases, and its rows."""

@@ -1,9 +1,9 @@
-"""How each side is called where it reads a text in pieces, through its cache.
+"""Call each side so that it reads a text in pieces, through its cache.
 
-Read so, it gives what it gives read at once: the oracle knows nothing of a cache. Two ways: a
-prompt, and the rest in further pieces, token by token if it is short; or ragged, in chunks in
-which each row reads as many tokens as it likes, so that rows stand at different places and what is
-short is padded. The port reads pieces of one length, and chunks, in a `jax.lax.scan`.
+The result must equal that of reading at once: the oracle has no cache. There are two ways: a prompt
+and then the rest in pieces, token by token if the text is short; or ragged chunks, in each of which
+every row reads its own number of tokens, so that rows are at different positions and short ones are
+padded. The port reads pieces of one length, and chunks, in a `jax.lax.scan`.
 """
 
 import math
@@ -26,27 +26,27 @@ from torch_ref.gqa import GroupedQueryAttention as TorchAttention
 TorchCall = Callable[..., dict[str, torch.Tensor]]
 PortCall = Callable[..., dict[str, jax.Array]]
 
-# How many tokens the rows read, chunk by chunk, each row from another place in the list on.
+# The numbers of tokens that a row reads, chunk by chunk; each row starts elsewhere in the list.
 _PACE = (3, 1, 0, 2)
 SHIPPED_PAGES = PageSizes()
-# So small that short texts have several pages, and several tokens are written by the page.
+# Small enough that short texts have several pages, and several tokens are written page by page.
 SMALL_PAGES = PageSizes(first=5, few_tokens=1, query_tile=2)
 
 
 def page_sizes(T: int) -> PageSizes:
-    """The shipped pages, of a text longer than one of them; else small ones."""
+    """Return the shipped pages for a text longer than one of them, else small ones."""
     return SHIPPED_PAGES if SHIPPED_PAGES.first < T else SMALL_PAGES
 
 
 def pages_in_words(kind: str, T: int) -> str:
-    """Which pages the cache of a text of T tokens has, and the places of each."""
+    """Describe the pages of the cache of a text of T tokens, with the places of each."""
     (length,) = _room(kind, T).values()
     whose = "shipped" if page_sizes(T) == SHIPPED_PAGES else "small"
     return f"{whose}: {' + '.join(map(str, page_sizes(T).places(length)))} places"
 
 
 def pieces(T: int) -> tuple[int, ...]:
-    """How many tokens each piece has of a text that is read through a cache.
+    """Return the number of tokens in each piece of a text that is read through a cache.
 
     A short text: its first half, then one token at a time. A long one: two halves of most of it,
     then, across the edge of the first shipped page, so few tokens that they are written one by one.
@@ -58,7 +58,7 @@ def pieces(T: int) -> tuple[int, ...]:
 
 
 def _room(kind: str, T: int) -> dict[str, int]:
-    """How large a cache is: a ring, where tokens see a sliding window."""
+    """Return the size of a cache: a ring if tokens see a sliding window."""
     return {"window": WINDOW[0] + 1} if kind == "sliding" else {"length": T}
 
 
@@ -91,11 +91,11 @@ def port_pieces(kind: str) -> PortCall:
 
 
 def _chunks(B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of chunks until every row has read T tokens.
+    """Return (lengths, read, where) of the chunks until every row has read T tokens.
 
-    lengths (chunks, B): how many tokens each row reads. read (chunks, B, width): which it is
-    handed; behind those that count come some that do not. where (B, T): where each token's output
-    lies in those of all chunks, one after the other.
+    lengths (chunks, B): the number of tokens that each row reads. read (chunks, B, width): the
+    indices of the tokens that it is given; after those that count there is padding. where (B, T):
+    the index of each token's output in the concatenated outputs of all chunks.
     """
     width, done = max(_PACE), np.zeros(B, int)
     lengths: list[np.ndarray] = []
@@ -114,7 +114,7 @@ def _chunks(B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def times_and_tokens(B: int, T: int, *, ragged: bool) -> tuple[int, int]:
-    """In how many pieces a text is read, or chunks; and how many tokens of a row, padding too."""
+    """Return the number of pieces or chunks, and of the tokens of a row, including padding."""
     if not ragged:
         return len(pieces(T)), T
     chunks = len(_chunks(B, T)[0])
@@ -166,7 +166,7 @@ def _port_cache(kind: str, module: GroupedQueryAttention, x: jax.Array) -> KVCac
     room |= {"num_kv_heads": module.num_kv_heads, "head_dim": module.head_dim}
     kernel = module.q_proj.kernel[...]
     if (mesh := meshes.explicit_mesh((x, kernel))) is not None:
-        # A scan's carry has one type: that of the tokens and of the heads that are written.
+        # A scan's carry has one type: its sharding is that of the tokens and heads written to it.
         heads = meshes.cuts(kernel)[1]
         divides = module.num_kv_heads % math.prod(mesh.shape[name] for name in heads) == 0
         room["sharding"] = meshes.spec([meshes.cuts(x)[0], heads if divides else ()])

@@ -1,7 +1,7 @@
-"""How each side is called: mask kind -> `call(module, **inputs) -> {name: array}`.
+"""Call each side: mask kind -> `call(module, **inputs) -> {name: array}`.
 
-The same numbers reach both sides; each writes down what they forbid in its own terms, and
-neither takes it from `masks`, whose meaning is the oracle's.
+Both sides get the same numbers. Each expresses in its own terms what they mask, and neither uses
+the meaning in `masks`, which is the oracle's.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import torch
 from jax_attn.attention import Mask
 from jax_attn.selfcheck.matrix.masks import DROPPED, WINDOW
 
-# Of either framework's module and arrays.
+# For modules and arrays of either framework.
 Named = dict[str, Any]
 Call = Callable[..., Named]
 Bind = Callable[[str], Call]
@@ -22,7 +22,7 @@ Bind = Callable[[str], Call]
 def torch_allowed(
     kind: str, masks: Mapping[str, torch.Tensor], T: int, S: int
 ) -> torch.Tensor | None:
-    """Boolean, True = attend, rank 2 or 4, or None: written anew, not taken from `masks`."""
+    """Return booleans, True = attend, rank 2 or 4, or None; written independently of `masks`."""
     match kind:
         case "causal":
             return torch.ones(T, S, dtype=torch.bool).tril()
@@ -44,7 +44,7 @@ def torch_allowed(
 
 
 def jax_mask(kind: str, masks: Mapping[str, jax.Array]) -> dict[str, Any]:
-    """The port's keywords: structure where there is structure, an array where not."""
+    """Return the port's keywords: a structured mask if there is structure, else an array."""
     match kind:
         case "causal":
             return {"is_causal": True}
@@ -66,7 +66,7 @@ def jax_mask(kind: str, masks: Mapping[str, jax.Array]) -> dict[str, Any]:
 
 
 def bare(kind: str) -> Call:
-    """A module that takes x and nothing else."""
+    """Return the call of a module that takes only x."""
     return lambda module, x: {"output": module(x)}
 
 
@@ -90,7 +90,10 @@ def zero_one_3d(kind: str) -> Call:
 
 
 def torch_mha(*, weights: str = "", sequence_first: bool = False) -> Bind:
-    """weights: "", "each head" or "mean": torch takes another path for each."""
+    """Return the calls of torch's module, by mask kind.
+
+    weights: "", "each head" or "mean"; torch takes a different path for each.
+    """
 
     def bind(kind: str) -> Call:
         def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:
@@ -140,7 +143,7 @@ def gqa(kind: str) -> Call:
 
 
 class _Kept(torch.nn.Module):
-    """Dropout whose draw is handed in."""
+    """Dropout with a given draw."""
 
     def __init__(self, keep: torch.Tensor):
         super().__init__()
@@ -152,7 +155,7 @@ class _Kept(torch.nn.Module):
 
 def gqa_dropping(kind: str) -> Call:
     def call(module: Any, query: Any, key: Any, value: Any, keep: Any) -> Named:
-        module.dropout = _Kept(keep)  # in a copy: each call is given its own
+        module.dropout = _Kept(keep)  # each call gets its own copy of the module
         return {"output": module(query, key, value)}
 
     return call

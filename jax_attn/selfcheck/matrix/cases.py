@@ -20,13 +20,12 @@ class Size:
 
     @property
     def work(self) -> int:
-        """What attention and its projections cost, in products of numbers, roughly."""
+        """A rough count of the products of numbers in attention and its projections."""
         return self.B * self.T * self.D * (self.S + self.D)
 
 
 SHAPES = {
-    # The matrix's. The seeds' own sizes have the seeds' heads, 8; K is what grouped attention
-    # makes of them.
+    # The matrix's. The seeds' own sizes have the seeds' 8 heads; K is for grouped attention.
     "square": Size(B=2, T=8, S=8, N=6, K=3, D=24),
     "prime": Size(B=3, T=13, S=13, N=10, K=2, D=70),
     "cross": Size(B=2, T=5, S=11, N=6, K=3, D=42),
@@ -35,19 +34,20 @@ SHAPES = {
     "seed001": Size(B=32, T=10, S=10, N=8, K=4, D=64),
     "seed002": Size(B=2, T=10, S=10, N=8, K=2, D=512),
     "seed003": Size(B=1, T=10, S=10, N=8, K=4, D=512),
-    # The matrix's that cross edges of the shipped tiles and pages: prime, and no more scores than
-    # one edge needs. Tiles of keys; of queries; of both, where queries see in a band; of heads.
+    # The matrix's that cross edges of the shipped tiles and pages: prime, with no more scores than
+    # one edge needs. The edges are of tiles of keys, of queries, of both under a banded mask, and
+    # of heads; the last is of pages.
     "long_keys": Size(B=1, T=37, S=1031, N=4, K=2, D=12),
     "long_queries": Size(B=1, T=1031, S=37, N=4, K=2, D=12),
     "long_band": Size(B=1, T=521, S=263, N=4, K=2, D=12),
     "many_heads": Size(B=1, T=257, S=67, N=18, K=6, D=36),
     "two_pages": Size(B=1, T=523, S=523, N=4, K=2, D=12),
-    # Those of rows on meshes, whose batch and heads are cut: each device has several key/value
-    # heads of its own, or shares one with others.
+    # Those of rows on meshes, whose batch and heads are sharded: each device has several key/value
+    # heads of its own, or shares one with other devices.
     "parts": Size(B=4, T=7, S=7, N=16, K=8, D=80),
     "shared_parts": Size(B=4, T=3, S=11, N=16, K=2, D=80),
-    # Calibration's: few scores, as each configuration is run some twenty times; yet so many rows
-    # that a gradient has more than a few numbers, of whose error little could be said.
+    # Calibration's: few scores, as each configuration is run about twenty times, but enough rows
+    # for gradients of many numbers; the error of only a few would mean little.
     "mha": Size(B=2, T=11, S=7, N=3, K=3, D=48),
     "gqa": Size(B=1, T=13, S=11, N=4, K=2, D=60),
     "mqa": Size(B=1, T=11, S=13, N=5, K=1, D=70),
@@ -57,7 +57,7 @@ SHAPES = {
 }
 
 TILE_EDGES = ("long_keys", "long_queries", "long_band", "many_heads", "two_pages")
-"""The shapes that cross edges of the shipped tiles or pages; all others lie within one of each."""
+"""The shapes that cross edges of the shipped tiles or pages; all others fit in one of each."""
 
 
 @dataclass(frozen=True)
@@ -91,5 +91,5 @@ class Case:
 
     @property
     def preparation(self) -> tuple[str, ...]:
-        """Rows alike in all but their transform share what the reference's side computes."""
+        """The key of rows that differ only in their transform, and share the reference's side."""
         return (self.design, self.dtype, self.mask, self.shape)

@@ -1,7 +1,7 @@
-"""One row a design: how it is built, called and carried over on each side, and what it is.
+"""The table of designs: how each is built and called on both sides, transferred, and defined.
 
-The only place that knows a published design's torch class together with its Flax port. A
-variant ("torch_mha/kdim_vdim") is a row of its own under the design's name.
+Only this module knows both a published design's torch class and its Flax port. A variant
+("torch_mha/kdim_vdim") has its own row under the design's name.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,17 +27,17 @@ from torch_ref import rotary as torch_rotary
 
 @dataclass(frozen=True)
 class Design:
-    """A published design, its port and its meaning.
+    """A published design, its port, and the oracle's definition of it.
 
     reference: size -> torch module. port: (size, dtype, rngs) -> NNX module.
     layout: their transfer table.
     reference_call, port_call: mask kind -> `call(module, **inputs)`.
     weights: oracle name -> torch key, or (torch key, which third of its rows).
-    inputs: the float inputs, or the token ids; with one, attention is to itself.
-    options: what both constructors take beyond their sizes; fields of the same name of
-        `AttentionProblem` are the oracle's.
-    heads_average: the weights come averaged over the heads.
-    nan_rows: as published, a row that may attend to nothing is NaN, where the port gives 0.
+    inputs: the names of the float inputs, or of the token ids; a single one means self-attention.
+    options: the constructors' arguments besides sizes; the oracle uses those that are fields of
+        `AttentionProblem`.
+    heads_average: the returned weights are averaged over the heads.
+    nan_rows: in the published design, a row that may attend to nothing is NaN; the port gives 0.
     cached: the port reads the text in pieces, through a cache.
     """
 
@@ -55,11 +55,11 @@ class Design:
 
     @property
     def extra_columns(self) -> int:
-        """How many extra keys have a column of weights."""
+        """The number of extra keys that have a column of weights."""
         return sum(self.options.get(name, False) for name in ("add_bias_kv", "add_zero_attn"))
 
     def key_heads(self, size: Size) -> int:
-        """K: the number of key/value heads."""
+        """Return K, the number of key/value heads."""
         return self.port.kv_heads(size) if isinstance(self.port, PortBuilder) else size.N
 
 
@@ -99,15 +99,15 @@ _QKV_PROJ = (
 
 _CROSS = ("query", "key", "value")
 VOCABULARY = 1 + len(plain_mha.WORD_TO_INDEX)
-# Wider than embed_dim by unlike amounts, so that neither could stand in for another.
+# Wider than embed_dim by different amounts, so that no width can be mistaken for another.
 _KDIM, _VDIM = 3, 5
 _HEAD_DIM, _SCALE, _SOFTCAP = 9, 0.21, 1.7
-# Small, so that all pairs turn in a few steps. Heads that turn whole are even.
+# A small base, so that all pairs rotate within a few steps. A fully rotated head has even size.
 _BASE, _EVEN, _PARTIAL, _EPSILON = 20.0, 10, 4, 1e-5
 
 
 def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str, Any]) -> Design:
-    """A published design of self-attention, `call` being the reference's, and its port."""
+    """Return a published self-attention design and its port. call: the reference's."""
     return Design(
         reference=lambda s: torch_ref.DESIGNS[name](s.D, s.N),
         port=PortBuilder(),
@@ -151,7 +151,7 @@ _GROUPED = Design(
 
 
 def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **oracle: Any) -> Design:
-    """A grouped design with other options: the port's words, torch's, the oracle's."""
+    """Return a grouped design with other options, by the port's, torch's and the oracle's names."""
 
     def reference(s: Size) -> torch.nn.Module:
         options = {k: v(s) if callable(v) else v for k, v in torch_options.items()}
@@ -163,7 +163,7 @@ def _grouped(options: Mapping[str, Any], torch_options: Mapping[str, Any], **ora
 
 
 def _cached(design: Design, reference_call: Callable[[str], Callable] | None = None) -> Design:
-    """A design whose reference reads the text at once, as published, and its port in pieces."""
+    """Return a design whose port reads a text in pieces; by default the reference does not."""
     return replace(
         design,
         inputs=("x",),
@@ -174,7 +174,7 @@ def _cached(design: Design, reference_call: Callable[[str], Callable] | None = N
 
 
 def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Design:
-    """A grouped design with a norm on queries and keys, then rotary positions; no biases."""
+    """Return a grouped design with a norm on queries and keys, then rotary positions; no biases."""
     turned, torch_turned = (room.Rotary(_BASE, _PARTIAL) for room in (rotary, torch_rotary))
     return _grouped(
         {"qk_norm": lambda size: norm, "rotary": turned, "use_bias": False},
@@ -184,12 +184,12 @@ def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Desig
 
 
 def _output_alone(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:
-    """Of a call (module, x, **masks) without its weights."""
+    """Convert a call (module, x, **masks) to one that returns only the output, not the weights."""
     return lambda kind: lambda module, **inputs: {"output": bind(kind)(module, **inputs)["output"]}
 
 
 def _of_itself(bind: Callable[[str], Callable]) -> Callable[[str], Callable]:
-    """Of a call (module, query, key, value) that of x alone."""
+    """Convert a call (module, query, key, value) to one with only x."""
     return lambda kind: lambda module, x: bind(kind)(module, x, x, x)
 
 
@@ -203,7 +203,7 @@ _ROTARY = _grouped(
     after=(Turn(_BASE, _EVEN),),
 )
 _PIECES = _cached(_GROUPED, cached_calls.torch_pieces)
-# Keys beside the sequence's own, which every query sees: learned, zero, sinks.
+# Extra keys, which every query sees in addition to the sequence's own: learned, zero, sinks.
 _BIAS_KV_ZERO: dict[str, Any] = {"add_bias_kv": True, "add_zero_attn": True}
 _ALL_EXTRA = _BIAS_KV_ZERO | {"sinks": True}
 _TORCH_EXTRA = replace(
@@ -263,8 +263,8 @@ PORTED_DESIGNS: dict[str, Design] = {
         heads_average=True,
     ),
     "gqa": _GROUPED,
-    # Without biases, as with norms and sinks: a key bias's gradient, zero but for the softcap, the
-    # norm or the sinks, would be mostly rounding.
+    # Without biases, as with norms and sinks: a key bias's gradient would be mostly rounding, since
+    # only the softcap, the norm or the sinks make it other than zero.
     "gqa/softcap": _grouped(
         {"softcap": _SOFTCAP, "use_bias": False},
         {"softcap": _SOFTCAP, "bias": False},
@@ -327,7 +327,7 @@ PORTED_DESIGNS: dict[str, Design] = {
     "gqa/cached_extra_keys": _cached(
         _grouped(_ALL_EXTRA, _ALL_EXTRA, **_ALL_EXTRA), cached_calls.torch_pieces
     ),
-    # The published design all at once, which has no cache, and the port through its own.
+    # The published design has no cache and reads the text at once; the port uses its cache.
     "weights_mha/cached": _cached(_WEIGHTS, _output_alone(calls.zero_one_3d)),
     "masked_mha/cached": _cached(_MASKED),
     "mqa/cached": _cached(_MQA),

@@ -1,4 +1,4 @@
-"""The kernels that the rows' ports insist on, and the tiles that each row ran in."""
+"""The kernels that the rows' ports insist on, and the tiles that each row uses."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,22 +15,22 @@ from jax_attn.attention.kernels.tile import Tiles
 from jax_attn.attention.kernels.tile_sizes import tile_sizes
 from jax_attn.selfcheck.matrix.cases import TILE_EDGES, Size
 
-# Smaller than the axes of the small shapes, but for a single token's, and dividing few of them:
-# rows insisting on the blocked kernel have several tiles, and partial ones at the edges.
+# Smaller than the axes of the small shapes, except a single token's, and dividing few of them:
+# rows that insist on the blocked kernel have several tiles, and partial tiles at the edges.
 SMALL_TILES = Tiles(K=1, T=3, S=4)
 
 
 def tiled(blocked_kernel: Kernel, tiles: Tiles) -> Kernel:
-    """The blocked kernel in these tiles, in place of those that it is shipped with."""
+    """Return the blocked kernel with these tiles in place of its shipped ones."""
     run: Callable[..., jax.Array] = blocked_kernel.run
     return replace(blocked_kernel, run=partial(run, tiles=tiles))
 
 
 def kernel_of_rows(implementation: str | None, backend: str, shape: str) -> Kernel | None:
-    """The kernel that rows of a shape on `backend` insist on; None lets the port choose.
+    """Return the kernel that rows of a shape on `backend` insist on; None lets the port choose.
 
-    Blocked works in small tiles on small shapes, and as shipped on those that are made to cross the
-    edges of its own tiles. Splash is interpreted away from TPUs.
+    The blocked kernel has small tiles on small shapes, and its shipped tiles on the shapes made to
+    cross their edges. Splash is interpreted on backends other than TPUs.
     """
     if implementation is None:
         return None
@@ -44,14 +44,14 @@ def kernel_of_rows(implementation: str | None, backend: str, shape: str) -> Kern
 
 
 def recording(kernel: Kernel | None, calls: list[str]) -> Kernel:
-    """The kernel, or whichever is chosen for a call, that notes its tiles and computes nothing."""
+    """Return a kernel that only notes its tiles; for None, those of the chosen kernel."""
 
     def note(call: Call) -> jax.Array:
         runs = kernel or KERNELS[dispatch.explain(call, None).chosen or "dense"]
         calls.append(tiles_in_words(runs, call))
         return jnp.zeros((*call.query.shape[:3], call.value.shape[3]), call.query.dtype)
 
-    # Dense refuses no call, as the chooser does not.
+    # Like the chooser, dense refuses no call.
     return replace(kernel or KERNELS["dense"], run=note)
 
 
@@ -59,13 +59,13 @@ DENSE = "none: dense writes all scores out"
 
 
 def is_dense(kernel: Kernel | None, size: Size) -> bool:
-    """Whether the port chooses dense whatever else the call holds, so that no trace is needed."""
+    """Return whether the port chooses dense whatever the call is, so that no trace is needed."""
     on_cpu = dispatch.home_platform() == "cpu"
     return kernel is None and on_cpu and size.T < blocked.FEW_QUERIES
 
 
 def tiles_in_words(kernel: Kernel, call: Call) -> str:
-    """Whose tiles, and for the blocked kernel how large: key/value heads × queries × keys."""
+    """Describe a kernel's tiles; for blocked, with their size: key/value heads × queries × keys."""
     if kernel.name == "dense":
         return DENSE
     if kernel.name != "blocked":

@@ -1,4 +1,4 @@
-"""Kinds of masks: what a row hands to both sides, and what it means to the oracle. NumPy only."""
+"""Kinds of masks: the inputs of both sides, and their meaning for the oracle. NumPy only."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from jax_attn.selfcheck.matrix.cases import Size
 
 Masks = dict[str, np.ndarray]
 
-WINDOW = (2, 1)  # keys to the left and to the right of a query that it sees
-DROPPED = 0.25  # of the weights, where a row hands over which are kept
+WINDOW = (2, 1)  # the number of keys that a query sees to its left and to its right
+DROPPED = 0.25  # the part of the weights that rows with dropout drop
 
 
 def _never_empty(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Half of all keys at random, at least one for each query."""
+    """Allow half of all keys at random, and at least one for each query."""
     allowed = rng.random(shape) < 0.5
     first = rng.integers(shape[-1], size=shape[:-1])
     np.put_along_axis(allowed, first[..., None], True, axis=-1)
@@ -28,7 +28,7 @@ def _with_empty_row(rng: np.random.Generator, size: Size) -> np.ndarray:
 
 
 def _lengths(rng: np.random.Generator, size: Size) -> np.ndarray:
-    """Padding behind every row but the first, whose keys all count."""
+    """Draw lengths with padding in every row except the first, which has all its keys."""
     lengths = rng.integers(1, size.S, size=size.B, endpoint=True)
     lengths[0] = size.S
     if size.B > 1 and size.S > 1:
@@ -38,14 +38,14 @@ def _lengths(rng: np.random.Generator, size: Size) -> np.ndarray:
 
 @dataclass(frozen=True)
 class MaskKind:
-    """inputs: what the row hands to both sides. allowed: what it means, BNTS or None."""
+    """A kind of mask. inputs: what both sides are given. allowed: its meaning, BNTS or None."""
 
     inputs: Callable[[np.random.Generator, Size], Masks]
     allowed: Callable[[Masks, Size], np.ndarray | None]
 
 
 def distance(size: Size) -> np.ndarray:
-    """(T, S): how far key j lies to the right of query i, j - i."""
+    """Return (T, S): how far key j lies to the right of query i, j - i."""
     return np.arange(size.S)[None, :] - np.arange(size.T)[:, None]
 
 

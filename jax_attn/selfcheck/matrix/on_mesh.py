@@ -1,10 +1,11 @@
-"""The rows of `jax-attn verify --mesh`: designs cut along batch and heads.
+"""The rows of `jax-attn verify --mesh`: designs sharded along batch and heads.
 
-Beside its numbers a row is held to what theory sends. An output of a layer whose heads are cut is a
-sum over them. So is the gradient of each input, once for each projection that reads it, and that of
-each parameter over the parts of the batch. Nothing else is sent, and each device holds as large a
-part of every gradient as of its parameter or input. What it holds in between is cut along one axis
-of the mesh at least, so that it is at most that part of what one device holds, and what is sent.
+Besides its numbers, a row's traffic is compared with theory. If a layer's heads are sharded, its
+output is a sum over them, and so is the gradient of each input, once for each projection that reads
+it. The gradient of each parameter is a sum over the parts of the batch. Nothing else is sent, and
+each device holds as large a part of every gradient as of its parameter or input. Temporaries are
+sharded along at least one axis of the mesh, so that a device holds at most that part of what one
+device would hold, plus what is sent.
 """
 
 import math
@@ -53,14 +54,14 @@ _SHAPES = ("parts", "shared_parts")
 _BY_HEAD = ("allowed", "bias", "keep")
 """Masks that may have an axis of heads, (B, N or 1, T, S). The first axis of every input is B."""
 _DECISION = 4
-"""Bytes: a `lax.cond` that asks about all rows takes a sum of one number over them."""
+"""Bytes: a `lax.cond` on a property of all rows needs a sum of one number over them."""
 _RATE = 2.0**-4
-"""Of the step of gradient descent. A power of two: it adds no rounding."""
+"""The learning rate of the step of gradient descent; a power of two adds no rounding."""
 
 
 @dataclass(frozen=True)
 class MeshCase:
-    """A row on a mesh: `data` devices along the batch, `heads` along the heads; kind: of KINDS."""
+    """A row on a mesh. data, heads: devices along the batch and along the heads. kind: of KINDS."""
 
     case: Case
     data: int
@@ -78,9 +79,9 @@ class MeshCase:
 
 
 def cases(*, every: bool) -> tuple[Case, ...]:
-    """The rows, each for every kind of mesh: published designs under each mask, variants under one.
+    """Return the rows for each kind of mesh: published designs under each mask, variants under one.
 
-    every: variants under each mask, too, all on both shapes where keys may be of another length, in
+    every: also variants under each mask, all on both shapes if keys may have another length, in
     float32 and bfloat16, and under several transforms.
     """
     rows = []
@@ -102,7 +103,7 @@ def cases(*, every: bool) -> tuple[Case, ...]:
 
 
 def problems(sizes: Mapping[str, int]) -> list[str]:
-    """Why the rows cannot be cut by a mesh of these sizes."""
+    """List why a mesh of these sizes cannot shard the rows."""
     most = {
         DATA: ("rows", math.gcd(*(SHAPES[shape].B for shape in _SHAPES))),
         HEADS: ("heads", math.gcd(*(SHAPES[shape].N for shape in _SHAPES))),
@@ -120,10 +121,10 @@ def problems(sizes: Mapping[str, int]) -> list[str]:
 def run_on_mesh(
     rows: Sequence[MeshCase], backend: str, implementation: str | None, *, doubts: Doubts
 ) -> list[Result | NotRun]:
-    """The verdicts on rows of one preparation; `doubts` as for `run_cases`.
+    """Judge rows of one preparation; `doubts` is as for `run_cases`.
 
-    implementation: the kernel that the ports insist on. None stands for blocked, whose loops no
-    partitioner could cut, where the port has no cache.
+    implementation: the kernel that the ports insist on. None means blocked if the port has no
+    cache, since no partitioner could shard its loops by itself.
     """
     first = rows[0].case
     if implementation is None and not PORTED_DESIGNS[first.design].cached:
@@ -170,7 +171,7 @@ class OnMesh:
 
     @cached_property
     def placement(self) -> Placement:
-        """Inputs cut along the batch, parameters as `sharding` cuts a layer's."""
+        """The placement: inputs sharded along the batch, parameters as `sharding` shards them."""
         inputs = self.preparation.inputs
         of_inputs = {name: _spec(name, array) for name, array in inputs.items()}
         return Placement(self.mesh, of_inputs, self._parameters)
@@ -191,15 +192,15 @@ class OnMesh:
         leaves = nnx.to_flat_state(specs)
         return {spelled(path): leaf.get_value() or PartitionSpec() for path, leaf in leaves}
 
-    # --- what is sent and held ---
+    # --- traffic and memory ---
 
     def findings(self) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-        """(failures, notes) of what the port's programs send and hold."""
+        """Return (failures, notes) about what the port's programs send and hold."""
         prepared = self.preparation.prepared
-        alone = on_one_device(self.port)
-        assert alone is not None
+        single = on_one_device(self.port)
+        assert single is not None
         programs, of_one = (
-            port.programs(prepared.dtype, prepared.differentiated) for port in (self.port, alone)
+            port.programs(prepared.dtype, prepared.differentiated) for port in (self.port, single)
         )
         failures: list[Finding] = [*nothing_cut(self.port), *replicated(self.port, programs)]
         for (name, program), most in zip(programs.items(), self.most_added(), strict=True):
@@ -213,11 +214,11 @@ class OnMesh:
         return tuple(failures), tuple(told(self.port, programs))
 
     def most_added(self) -> tuple[int, int]:
-        """Bytes of sums over devices, on each, in theory: forward, forward and backward."""
+        """Return the bytes of sums on each device, in theory: in the forward and in both passes."""
         preparation, size = self.preparation, self.preparation.case.size
         design, (data, heads) = preparation.design, (self.mesh.shape[n] for n in (DATA, HEADS))
         calls, T = 1, size.T
-        if design.cached:  # each piece that is read has sums of its own
+        if design.cached:  # each piece has its own sums
             ragged = design.port_call is port_ragged
             calls, T = times_and_tokens(size.B, size.T, ragged=ragged)
         B, lengths = size.B // data, {"key": size.S, "value": size.S}
@@ -231,12 +232,12 @@ class OnMesh:
         K = design.key_heads(size)
         for letter in "kv":
             of_heads = [a for path, a in module.items() if path.endswith(f"{letter}_proj.kernel")]
-            if K % heads:  # several devices read the same ones: their gradients are added up first
+            if K % heads:  # several devices read the same heads: their gradients are summed first
                 read[letter] += B * lengths.get(projected[letter], T) * K * of_heads[0].shape[-1]
         output, backward = B * T * size.D, calls * sum(added.values())
         if heads > 1:
             backward += sum(read.values())
-        if "weights" in preparation.prepared.cotangents:  # computed by a projection of their own
+        if "weights" in preparation.prepared.cotangents:  # these repeat the projections
             again = [n for p, n in added.items() if not p.startswith(("v_proj", "out_proj"))]
             backward += sum(again) + (read["q"] + read["k"] if heads > 1 else 0)
             output += design.heads_average * B * T * size.S
@@ -245,8 +246,11 @@ class OnMesh:
         return forward * itemsize, (forward + backward) * itemsize
 
     def _most_gathered(self, name: str) -> int:
-        """Bytes of gathered arrays: the gradients of keys' and values' parameters, where Auto axes
-        cut them by the heads that several devices read, and each has all of the parameters."""
+        """Return the most bytes of gathered arrays: gradients of keys' and values' parameters.
+
+        These are gathered if Auto axes shard them by heads that several devices read, while each
+        device has all of the parameters.
+        """
         design, case = self.preparation.design, self.preparation.case
         is_auto = AxisType.Auto in self.mesh.axis_types
         alike = design.key_heads(case.size) % self.mesh.shape[HEADS] != 0
@@ -257,8 +261,11 @@ class OnMesh:
         return sum(a.size for a in of_keys) * float_dtype(case.dtype).itemsize
 
     def _most_held(self, of_one: jax.stages.Compiled, operations: list[Sent]) -> int:
-        """Bytes of temporaries. Activations are cut along the batch at least, and what is as large
-        as a parameter along the heads, so that the smaller of the two cuts both."""
+        """Return the most bytes of temporaries on each device.
+
+        Activations are sharded at least along the batch, and arrays as large as a parameter along
+        the heads, so the size of the smaller axis divides both.
+        """
         parts = min(self.mesh.shape.values())
         return _temporaries(of_one) // parts + total(operations)
 
@@ -267,8 +274,10 @@ class OnMesh:
         return array.shape[2] if array.ndim == 3 else self.preparation.case.size.D
 
     def _added(self, path: str, shape: tuple[int, ...]) -> int:
-        """Numbers of a parameter's gradient that each device adds up: over the batch; and over the
-        heads, where every device has all of the parameter."""
+        """Return how many numbers of a parameter's gradient each device sums.
+
+        It sums over the batch, and over the heads if every device has all of the parameter.
+        """
         is_cut = any(self._parameters[path])
         parts = self.mesh.shape[HEADS] if is_cut else 1
         times = (self.mesh.shape[DATA] > 1) + (self.mesh.shape[HEADS] > 1 and not is_cut)
@@ -277,7 +286,7 @@ class OnMesh:
     # --- one step of training ---
 
     def after_a_step(self) -> tuple[list[TensorReport], list[Finding]]:
-        """Each parameter after a step of gradient descent, and what is wrong with where it lies."""
+        """Judge each parameter after a step of gradient descent, and report wrong placements."""
         prepared, to_torch = self.preparation.prepared, self.preparation.design.layout.to_torch
         before, after = self.port.after(_step, prepared.dtype, prepared.cotangents)
         moved = [
@@ -287,7 +296,8 @@ class OnMesh:
             if not after[path].sharding.is_equivalent_to(a.sharding, a.ndim)
         ]
         unlike = (
-            f"devices hold other numbers of {path} after a step" for path in unlike_copies(after)
+            f"devices hold different numbers of {path} after a step"
+            for path in unlike_copies(after)
         )
         failures = [*findings("moved", moved), *findings("unlike-copies", unlike)]
         start, end = (
@@ -304,7 +314,7 @@ class OnMesh:
         return reports, failures
 
     def _budget(self, gradient: Budget, start: np.ndarray, want: np.ndarray) -> Budget:
-        """That of a step: the gradient's, and two roundings of a number of the parameter's size."""
+        """Return a step's budget: the gradient's, and two roundings at the parameter's size."""
         precision = PRECISIONS[self.preparation.case.dtype]
         stored = 2 * precision.store * (np.abs(start) + _RATE * gradient.element)
         whole = _RATE * gradient.rms + rms(stored)
@@ -312,7 +322,7 @@ class OnMesh:
             gradient,
             element=_RATE * gradient.element + stored,
             rms=whole,
-            projection=whole / rms(want),  # at most, by Cauchy and Schwarz
+            projection=whole / rms(want),  # an upper bound, by Cauchy and Schwarz
             zero=_RATE * gradient.zero + rms(stored),
         )
 
@@ -320,7 +330,7 @@ class OnMesh:
 def _step(
     forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
 ) -> nnx.State:
-    """The parameters after a step by the gradient of sum(cotangent * output)."""
+    """Return the parameters after a step by the gradient of sum(cotangent * output)."""
 
     def loss(params: nnx.State) -> jax.Array:
         outputs, _ = forward(params, floats, others)
@@ -342,7 +352,7 @@ def _spec(name: str, array: np.ndarray) -> PartitionSpec:
 
 
 def _beyond(name: str, operations: Sequence[Sent], most: int, most_gathered: int) -> Iterator[str]:
-    """What a program sends beyond so many bytes of sums and of gathered arrays."""
+    """Yield the collectives above the limits in bytes of sums and of gathered arrays."""
     arrays = [each for each in operations if each.bytes > _DECISION]
     allowed = {"all-reduce": most, "all-gather": most_gathered}
     for kind in dict.fromkeys(each.kind for each in arrays):

@@ -1,4 +1,4 @@
-"""How a design's port is built, its parameters yet to be written."""
+"""Build a design's port, with zeros in place of its parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from jax_attn.selfcheck.matrix.cases import Size
 
 
 def _zeros(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    return np.zeros(shape, dtype)  # NumPy's, so that no program is compiled to make them
+    return np.zeros(shape, dtype)  # NumPy's, so that no program is compiled
 
 
 def _all_heads(size: Size) -> int:
@@ -20,9 +20,9 @@ def _all_heads(size: Size) -> int:
 
 
 class PortBuilder:
-    """Builds the module with those key/value heads, N, 1 or K: (size, dtype, rngs) -> module.
+    """Builds the module with the given number of key/value heads: (size, dtype, rngs) -> module.
 
-    A call takes more of the module's options by keyword.
+    The call takes further options of the module by keyword.
     """
 
     def __init__(self, kv_heads: Callable[[Size], int] = _all_heads, **options: Any):
@@ -31,7 +31,7 @@ class PortBuilder:
     def __call__(self, size: Size, dtype: str, rngs: nnx.Rngs, **more: Any) -> nnx.Module:
         options = {k: v(size) if callable(v) else v for k, v in self.options.items()} | more
         options |= {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
-        # Every parameter is written from the reference's: random ones would be drawn for nothing.
+        # Every parameter is overwritten with the reference's; random values would be wasted.
         options |= {"kernel_init": _zeros, "bias_init": _zeros}
         K = self.kv_heads(size)
         if K == size.N:

@@ -1,4 +1,4 @@
-"""What rows that differ in their transform alone share: a design's two sides and the oracle."""
+"""The parts shared by rows that differ only in their transform: both sides and the oracle."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -34,9 +34,9 @@ Solve = Callable[..., Solution]
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides, each built once, in eval mode; whoever uses them writes the parameters.
+    """Both sides of a design, each built once, in eval mode; the caller writes the parameters.
 
-    kernel: what the port's attention insists on; None lets it choose.
+    kernel: the one that the port's attention insists on; None lets it choose.
     """
 
     design: Design
@@ -60,7 +60,7 @@ class Pair:
         load(self.port, self.reference.state_dict(), self.design.layout)
 
     def problem(self, mask: str, inputs: Arrays) -> AttentionProblem:
-        """What the pair computes of these inputs, from torch's own state dict; in float64."""
+        """Return the oracle's problem for these inputs, from torch's own state dict, in float64."""
         design, size = self.design, self.size
         inputs = as_seen(inputs, self.dtype)
         state = {k: v.double().numpy() for k, v in self.reference.state_dict().items()}
@@ -92,7 +92,7 @@ class Pair:
     def solution(
         self, problem: AttentionProblem, inputs: Arrays, cotangents: Arrays, by: Solve = solve
     ) -> Run:
-        """The oracle's solution, or another's, under the reference's names and in its layout."""
+        """Return the solution of the oracle, or of `by`, under the reference's names and layout."""
         d_weights = cotangents.get("weights")
         if d_weights is not None and self.design.heads_average:  # each head gets its share
             heads = problem.num_heads
@@ -112,7 +112,7 @@ class Pair:
         return Run({k: outputs[k] for k in cotangents}, input_grads, parameter_grads)
 
     def _in_torch_layout(self, weight_grads: Arrays) -> dict[str, np.ndarray]:
-        """Gradients by torch's keys, packed where torch packs three into one."""
+        """Return gradients by torch's keys, packed if torch packs three weights into one."""
         grads: dict[str, np.ndarray] = {}
         thirds: dict[str, dict[int, np.ndarray]] = {}
         for name, grad in weight_grads.items():
@@ -125,27 +125,27 @@ class Pair:
 
 
 def insist(module: nnx.Module, kernel: Implementation) -> None:
-    """Let every attention module inside `module` insist on the kernel."""
+    """Make every attention module inside `module` insist on the kernel."""
     for _, inner in nnx.iter_modules(module):
         if isinstance(inner, GroupedQueryAttention):
             inner.implementation = kernel
 
 
 def as_seen(inputs: Arrays, dtype: str) -> dict[str, np.ndarray]:
-    """`inputs` as both sides see them, rounded to `dtype`, as float64."""
+    """Return `inputs` as both sides see them: rounded to `dtype`, as float64."""
     return {
         k: a if a.dtype.kind in "biu" else a.astype(jnp.dtype(dtype)).astype(np.float64)
         for k, a in inputs.items()
     }
 
 
-# Larger than torch's own, whose scores are so small that attention is nearly uniform: a
+# Larger than torch's own, with which scores are so small that attention is nearly uniform, and a
 # wrong mask or scale would hardly show.
 _GAIN, _BIAS = 1.2, 0.5
 
 
 def draw_parameters(module: torch.nn.Module, seed: int) -> None:
-    """Write parameters of which attention is not uniform, rounded to the module's dtype."""
+    """Write parameters with which attention is not uniform, rounded to the module's dtype."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in module.named_parameters():
@@ -158,7 +158,7 @@ def draw_parameters(module: torch.nn.Module, seed: int) -> None:
 
 
 def draw_inputs(design: Design, mask: str, size: Size, seed: int) -> dict[str, np.ndarray]:
-    """Everything that both sides are given, by name."""
+    """Draw all inputs of both sides, by name."""
     rng = np.random.default_rng(seed)
     if design.inputs == ("tokens",):
         return {"tokens": rng.integers(VOCABULARY, size=(size.B, size.T)).astype(np.int32)}
@@ -169,16 +169,17 @@ def draw_inputs(design: Design, mask: str, size: Size, seed: int) -> dict[str, n
         )
         for name in design.inputs
     }
-    if mask == "dropout":  # over the weights' columns
+    if mask == "dropout":  # the draw covers all columns of the weights
         size = replace(size, S=size.S + design.extra_columns)
     return drawn | MASKS[mask].inputs(rng, size)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What the rows of one `Case.preparation` share.
+    """The parts shared by the rows of one `Case.preparation`.
 
-    precision: the budget's, where it is not the dtype's own. kernel: the port's, if it insists.
+    precision: that of the budget, if it is not the dtype's own. kernel: the one that the port
+    insists on, if any.
     """
 
     design: Design
@@ -188,7 +189,7 @@ class Preparation:
 
     @cached_property
     def seed(self) -> int:
-        """From the rows' names, so that it stays when rows are added."""
+        """A seed from the rows' names, so that it does not change when rows are added."""
         return zlib.crc32("-".join(self.case.preparation).encode())
 
     @cached_property
@@ -220,27 +221,27 @@ class Preparation:
 
     @cached_property
     def refused(self) -> str | None:
-        """Every reason why the kernel insisted on cannot serve the rows; None where it can."""
+        """Every reason why the kernel cannot serve the rows; None if it can."""
         return None if self.kernel is None else self.traced[0]
 
     @property
     def tiles(self) -> str:
-        """Which tiles the attention of the port works in."""
-        told = not self.design.cached and is_dense(self.kernel, self.case.size)
-        return DENSE if told else self.traced[1]
+        """The tiles that the port's attention uses."""
+        dense = not self.design.cached and is_dense(self.kernel, self.case.size)
+        return DENSE if dense else self.traced[1]
 
     @property
     def pages(self) -> str:
-        """Which pages the port's cache has, and of how many places; empty without a cache."""
+        """The pages of the port's cache, and their numbers of places; empty without a cache."""
         if not self.design.cached:
             return ""
         return cached_calls.pages_in_words(self.case.mask, self.case.size.T)
 
     @cached_property
     def traced(self) -> tuple[str | None, str]:
-        """(`refused`, `tiles`), of one trace of the port in which every kernel only says its tiles.
+        """(`refused`, `tiles`), from one trace of the port in which kernels only note their tiles.
 
-        What attends to a cache is no kernel that can be insisted on: it has its pages.
+        A port cannot insist on a kernel for attention to a cache, which works by pages.
         """
         by_pages = "none: attention to a cache, by its pages"
         if self.design.cached and self.kernel is None:
@@ -261,7 +262,7 @@ class Preparation:
         return self.pair.problem(self.case.mask, self.inputs)
 
     def solution(self, cotangents: Mapping[str, np.ndarray], by: Solve = solve) -> Run:
-        """The oracle's, or another's, under the reference's names."""
+        """Return the solution of the oracle, or of `by`, under the reference's names."""
         return self.pair.solution(self.problem, self.inputs, cotangents, by)
 
     @cached_property
@@ -278,7 +279,7 @@ class Preparation:
 
     @cached_property
     def declared_nan(self) -> dict[str, np.ndarray]:
-        """Where the design as published gives NaN: in every row that may attend to nothing."""
+        """The places where the published design gives NaN: every row that may attend to nothing."""
         if not self.design.nan_rows or self.problem.allowed is None:
             return {}
         size = self.case.size

@@ -1,9 +1,8 @@
 """The rows of the built-in matrix, chosen so that every pair of levels occurs. NumPy only.
 
-`default` has few rows, in which each pair of levels occurs that can occur. `matrix` adds the
-rest: designs and masks are crossed in full (`FACTORS`), with most dtypes, and each combination is
-run under several transforms. In both, a few rows on long shapes cross the edges of the tiles and
-pages as they are shipped.
+`default` has few rows, which contain every possible pair of levels. `matrix` adds the rest: designs
+and masks are fully crossed (`FACTORS`), with most dtypes, and each combination is run under several
+transforms. In both, a few rows on long shapes cross the edges of the shipped tiles and pages.
 """
 
 from collections import Counter
@@ -19,7 +18,7 @@ from jax_attn.selfcheck.matrix.cases import Case
 
 @dataclass(frozen=True)
 class Factors:
-    """The levels that a design is crossed over; `deals` shapes for each dtype and mask."""
+    """The levels that a design is crossed with; `deals` shapes for each dtype and mask."""
 
     masks: tuple[str, ...]
     shapes: tuple[str, ...]
@@ -36,7 +35,7 @@ _REST = ("float16", "float64")
 _LOW = ("float32", "float16", "bfloat16")
 _LONG = ("prime", "square")  # enough tokens to be read in several pieces
 
-# The wide shapes are run by the design whose seed has them: there they cost most and add least.
+# The wide shapes cost most and add least; only the design whose seed has one runs it.
 FACTORS = {
     "weights_mha": Factors(tuple(m for m in (*_BOOLEAN, "zero_one") if m != "per_head"), _SELF),
     "fused_mha": Factors(("none",), _SELF, deals=2),
@@ -57,7 +56,7 @@ FACTORS = {
     "gqa/head_dim_scale": Factors(("none", "window"), ("cross", "prime"), _MAIN),
     "gqa/rotary": Factors(("causal",), ("prime", "cross")),
     "gqa/rotary_interleaved_partial": Factors(("padding",), ("cross", "prime"), _LOW),
-    # Where the norms' gradients have power in bfloat16: on "prime" and "cross" they have not.
+    # On "prime" and "cross" the norms' gradients have no power in bfloat16.
     "gqa/qk_norm": Factors(("none",), ("square", "seed000"), _MAIN),
     "gqa/qk_layer_norm": Factors(("causal",), ("cross", "prime"), ("float32",)),
     "gqa/dropout": Factors(("dropout",), ("cross", "prime")),
@@ -72,20 +71,20 @@ FACTORS = {
     "torch_mha/extra_keys": Factors(("none", "padding"), ("cross", "prime"), _MAIN),
     "torch_mha/extra_keys_weights": Factors(("empty_row",), ("prime", "cross"), ("float32",)),
     "gqa/extra_keys": Factors(("per_head", "bias", "empty_row"), ("cross", "prime"), ("float32",)),
-    # Where the sinks' gradient has power in bfloat16: on "prime" it has not.
+    # On "prime" the sinks' gradient has no power in bfloat16.
     "gqa/sinks": Factors(("window", "empty_row"), ("cross",), _MAIN),
     "gqa/extra_keys_dropout": Factors(("dropout",), ("cross", "prime"), ("float32",)),
     "gqa/cached_extra_keys": Factors(("causal", "sliding"), _LONG, ("float32",)),
 }
 
-# Eager compiles every operation by itself; wide and long shapes take the oracle's side longest.
+# Eager compiles every operation separately; on wide and large shapes the oracle takes longest.
 _DEAR = frozenset(("eager", "seed001", "seed002", "seed003"))
 
-# How many transforms each (design, dtype, mask) is run under in the whole matrix.
+# The number of transforms for each (design, dtype, mask) in the whole matrix.
 REPEATS = 2
 
-# (design, mask, shape) of the rows that cross edges of the shipped tiles and pages. In float32,
-# where an edge's mistake shows best, and compiled once: forward and backward in one program.
+# (design, mask, shape) of the rows that cross edges of the shipped tiles and pages. They run in
+# float32, in which a mistake at an edge shows best, with forward and backward in one program.
 _AT_TILE_EDGES = (
     ("gqa", "none", "long_keys"),
     ("gqa", "bias", "long_keys"),
@@ -98,28 +97,28 @@ _AT_TILE_EDGES = (
 
 
 def at_tile_edges() -> tuple[Case, ...]:
-    """The rows that run the blocked kernel and the cache as they are shipped, past their edges."""
+    """Return the rows that run the shipped blocked kernel and cache across their tiles' edges."""
     return tuple(Case(d, "float32", mask, shape, "grad") for d, mask, shape in _AT_TILE_EDGES)
 
 
 def default() -> tuple[Case, ...]:
-    """The rows that run unless all are asked for: `covering`, and one of each long shape."""
+    """Return the rows of `verify` without --all: `covering`, and one row of each long shape."""
     of_each_shape = {case.shape: case for case in reversed(at_tile_edges())}
     return covering() + tuple(reversed(of_each_shape.values()))
 
 
 def matrix() -> tuple[Case, ...]:
-    """Every row, in order, those of `default` among them; the same each time."""
+    """Return every row, including those of `default`, always in the same order."""
     return crossed() + at_tile_edges()
 
 
 @cache
 def covering() -> tuple[Case, ...]:
-    """Few rows on small shapes in which each pair of levels meets, and each variant is run.
+    """Return few rows on small shapes that contain each pair of levels and each variant.
 
-    A variant that takes masks is run under one that hides keys. Greedy: each row is the one that
-    adds most for what it costs, where what few rows could add counts more; then those go that the
-    others make superfluous, the dearest first. The fewest possible rows would be hard to find.
+    A variant that takes masks is run under one that hides keys. The choice is greedy: each row adds
+    most for its cost, where levels that few rows could add count more; then superfluous rows are
+    removed, the most expensive first. The fewest possible rows would be hard to find.
     """
     adds = {case: _covered(case) for case in _all()}
     cost = {case: _cost(case) for case in adds}
@@ -127,7 +126,7 @@ def covering() -> tuple[Case, ...]:
     for case, things in adds.items():
         for thing in things:
             having.setdefault(thing, []).append(case)
-    # Whole numbers, as the order of a set, in which they are summed, is another in each process.
+    # Integers, because they are summed in the order of a set, which differs between processes.
     worth = {thing: round(2**40 * len(cases) ** -0.5) for thing, cases in having.items()}
     gain = {case: sum(worth[thing] for thing in things) for case, things in adds.items()}
     missing, rows = {*having}, list[Case]()
@@ -147,9 +146,9 @@ def covering() -> tuple[Case, ...]:
 
 @cache
 def crossed() -> tuple[Case, ...]:
-    """The rows on small shapes: those of `covering`, and every combination that is crossed in full.
+    """Return the rows on small shapes: those of `covering`, and every fully crossed combination.
 
-    Of each combination the shape and the transforms are dealt so that they are used alike often.
+    Each combination gets its shape and transforms so that all are used about equally often.
     """
     rows = list(covering())
     used = Counter(level for case in rows for level in (case.shape, case.transform))
@@ -165,32 +164,32 @@ def crossed() -> tuple[Case, ...]:
 
 
 def _in_order(rows: list[Case]) -> tuple[Case, ...]:
-    """By design, as in `FACTORS`; rows of one preparation stand together."""
+    """Sort by design, as in `FACTORS`; rows of one preparation are adjacent."""
     order = list(FACTORS)
     return tuple(sorted(rows, key=lambda c: (order.index(c.design), *c.preparation)))
 
 
 def _covered(case: Case) -> set[object]:
-    """What a row adds to those that cover: its pairs of levels, its variant, hidden keys in it."""
+    """Return what a row covers: its pairs of levels, its variant, and a mask that hides keys."""
     hides = case.mask not in ("none", "bias", "dropout")
     return {*pairs(case), case.design} | ({(case.design, "hides keys")} if hides else set())
 
 
 def _cost(case: Case) -> float:
-    """Seconds of a processor, roughly, as measured; most of them compile."""
+    """Return the measured CPU seconds of a row, roughly; most of them are compilation."""
     seconds = 1.3 + 1.7 * (case.transform == "eager") + 0.2 * case.shape.startswith("seed00")
     if "cached" in case.design:
-        # A program for each piece that is read, and jit has the forward pass twice.
+        # There is a program for each piece, and jit has the forward pass twice.
         seconds += 3.5 + (case.transform == "jit") + case.size.T / 4 * (case.transform == "eager")
         seconds += 3 * (case.shape == "prime")
     return seconds
 
 
 def seconds(cases: Sequence[Case]) -> float:
-    """Expected seconds of a processor, roughly, for all rows of one preparation.
+    """Return the expected CPU seconds, roughly, of all rows of one preparation.
 
-    Other than `_cost`, which chooses among small shapes, this tells wide and long ones apart: the
-    first rows that run must say how long all the others take.
+    Unlike `_cost`, which chooses among small shapes, this distinguishes wide and long ones: the
+    remaining time is estimated from the first rows that run.
     """
     size = cases[0].size
     wide, scores = (size.D / 512) ** 2, size.B * size.N * size.T * size.S / 2**17
@@ -200,7 +199,10 @@ def seconds(cases: Sequence[Case]) -> float:
 
 
 def _dtypes(factors: Factors, mask: str) -> tuple[str, ...]:
-    """Float32 and bfloat16 under every mask; float16 and float64 each under every fourth."""
+    """Return float32 and bfloat16 for every mask; float16 and float64 for every fourth each.
+
+    A design with a single mask or its own dtypes has all of its dtypes.
+    """
     if len(factors.masks) == 1 or factors.dtypes != DTYPES:
         return factors.dtypes
     place = factors.masks.index(mask)
@@ -208,16 +210,16 @@ def _dtypes(factors: Factors, mask: str) -> tuple[str, ...]:
 
 
 def _complete(rows: Iterable[Case]) -> int:
-    """On how many shapes these are run under enough transforms."""
+    """Return the number of shapes on which the rows have enough transforms."""
     return sum(count >= REPEATS for count in Counter(case.shape for case in rows).values())
 
 
 def _deal(
     own: Sequence[Case], used: Counter[str], row: Case, shapes: tuple[str, ...]
 ) -> list[Case]:
-    """`row` on one more shape, under transforms enough: the cheapest, and those least used.
+    """Return `row` on one more shape under enough transforms, the cheapest and least used.
 
-    own: the rows of this design, dtype and mask so far. A shape that has one of them comes first:
+    own: the rows of this design, dtype and mask so far. A shape that has one of them is preferred:
     both share the reference's side.
     """
     choices = []
@@ -233,21 +235,21 @@ def _deal(
     return [replace(row, shape=shape, transform=transform) for transform in transforms]
 
 
-# Float32 alone: bfloat16's operands a TPU's matrix unit takes as they are.
+# Only float32 is emulated: a TPU's matrix unit takes bfloat16's operands unrounded.
 EMULATED_SHAPE, _EMULATED_MASKS = "prime", ("none", "causal")
 
 
-# The kernels that are compiled for TPUs beside the published designs.
+# The kernels that are compiled for TPUs in addition to the published designs.
 COMPILED_KERNELS = ("blocked", "splash")
 
 
 def published() -> tuple[str, ...]:
-    """The published designs, without their variants, which share their kernels."""
+    """Return the published designs, without their variants, which share their kernels."""
     return tuple(name for name in FACTORS if "/" not in name)
 
 
 def emulated() -> tuple[Case, ...]:
-    """Each published design, without a mask and, where it takes one, causal."""
+    """Return each published design without a mask and, if it has that mask, causal."""
     return tuple(
         Case(design, "float32", mask, EMULATED_SHAPE, "emulated")
         for design in published()
@@ -257,18 +259,18 @@ def emulated() -> tuple[Case, ...]:
 
 
 def emulated_by_default() -> tuple[Case, ...]:
-    """One row of each published design: causal, where it takes that mask."""
+    """Return one row of each published design, causal if it has that mask."""
     return tuple({case.design: case for case in emulated()}.values())
 
 
 def pairs(case: Case) -> set[frozenset]:
-    """Every pair of levels that the row meets."""
+    """Return every pair of levels in the row."""
     return {frozenset(pair) for pair in combinations(case.levels, 2)}
 
 
 @cache
 def reachable() -> frozenset[frozenset]:
-    """Every pair of levels that some row could meet."""
+    """Return every pair of levels that some row could have."""
     return frozenset().union(*(pairs(case) for case in _all()))
 
 

@@ -23,12 +23,13 @@ def run_cases(
     *,
     doubts: Doubts,
 ) -> list[Result | NotRun]:
-    """The verdicts on rows of one preparation, measured on the first device of `backend`.
+    """Judge rows of one preparation, measured on the first device of `backend`.
 
-    doubts: why the row would not see what it claims to; whoever knows the bugs tells.
+    doubts: returns why a row would not detect a bug that it claims to detect; the caller knows the
+    bugs.
 
-    Away from TPUs splash is interpreted, and its rows say so. A row that the implementation
-    cannot serve has no verdict, but an account of why.
+    On backends other than TPUs splash is interpreted, and its rows say so. A row that the
+    implementation cannot serve has no verdict, but the reasons.
     """
     first = cases[0]
     level = "interpreted" if implementation == "splash" and backend != "tpu" else "measured"
@@ -46,14 +47,14 @@ def run_cases(
 def run_emulated(
     case: Case, implementation: str | None = None, *, doubts: Doubts
 ) -> Result | NotRun:
-    """The verdict on one emulated row; of a vendor's kernel, why there is none.
+    """Judge one emulated row; for a vendor's kernel, return why there is no verdict.
 
-    It is no parity on a TPU: the port's program with its products rounded as the TPU's matrix unit
-    rounds them, judged like any other at the budget of that rounding.
+    This does not show parity on a TPU: it runs the port's program with its products rounded as the
+    TPU's matrix unit rounds them, and judges it as usual, with the budget of that rounding.
     """
     kernel = kernel_of_rows(implementation, "tpu", case.shape)
     if kernel is not None and kernel.only_on:
-        why = f"{kernel.name} multiplies in a kernel of its own, where nothing can round for it"
+        why = f"{kernel.name} multiplies in a kernel of its own, whose products cannot be rounded"
         return refusal(case, "tpu", why)
     with jax.default_device(jax.devices("cpu")[0]):
         preparation = Preparation(PORTED_DESIGNS[case.design], case, "mxu", kernel)
@@ -62,7 +63,7 @@ def run_emulated(
 
 
 def refusal(case: Case, backend: str, why: str) -> NotRun:
-    """A row that its kernel refuses on `backend`."""
+    """Return a row that its kernel refuses on `backend`."""
     return NotRun(case.name, "both", case.dtype, case.shape, "refused", backend, error=why)
 
 
@@ -75,9 +76,9 @@ def judge_case(
     backend: str | None = None,
     level: str = "measured",
 ) -> Result:
-    """The verdict on one of the cases of a preparation; with doubts it is never PASS.
+    """Judge one case of a preparation; with doubts the verdict is never PASS.
 
-    port: the preparation's on a mesh, which is compared with the preparation's own, too.
+    port: the preparation's port on a mesh, which is also compared with the one on one device.
     """
     nan = preparation.declared_nan
     declared = (f"declared: {name}, as published, is NaN there" for name in nan)

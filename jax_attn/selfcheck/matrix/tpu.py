@@ -1,7 +1,7 @@
-"""Designs and kernels compiled for a TPU on a host without one.
+"""Compile designs and kernels for a TPU on a host without one.
 
-This is not parity on a TPU. A compiled design was accepted by the TPU's own compiler, or, without
-libtpu, lowered for every platform; nothing was run, so it has no verdict.
+This does not show parity on a TPU. The TPU's own compiler accepts a compiled design; without
+libtpu, designs are only lowered for every platform. Nothing is run, so there is no verdict.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,20 +28,20 @@ from jax_attn.selfcheck.matrix.preparation import Preparation
 from jax_attn.selfcheck.matrix.rows import EMULATED_SHAPE
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x2", "tpu7x:2x2x1")
-# Of a length that the kernels are made for, as the designs' shapes are not.
+# The kernels are made for longer sequences than the designs' shapes have.
 _T, _H = 256, 64
 _ALONE = 1, 4, 2
 """B, N and K."""
 # Each of eight devices has two rows, four query heads and two key/value heads.
 _ON_SLICE, _SLICE, _MESH = (4, 16, 8), "v5e:2x4", {"data": 2, "heads": 4}
-# XLA cannot cut splash by itself.
+# XLA cannot partition splash by itself.
 _KINDS = {"blocked": (AxisType.Auto, AxisType.Explicit), "splash": (AxisType.Explicit,)}
 
 
 def compile_kernel(name: str) -> Iterator[NotRun]:
-    """Forward and gradient of a kernel, causal, in bfloat16, through the TPU compiler.
+    """Compile a kernel's forward and gradient, causal, in bfloat16, with the TPU compiler.
 
-    On one device of each topology, and on a slice, cut along batch and heads.
+    It is compiled for one device of each topology, and for a slice, sharded along batch and heads.
     """
     missing = why_no_tpu_compiler()
     yield from _compiled_kernel(name, _ALONE, TOPOLOGIES, missing)
@@ -58,10 +58,13 @@ def _compiled_kernel(
     missing: str | None = None,
     at: NamedSharding | None = None,
 ) -> Iterator[NotRun]:
-    """sizes: B, N and K. missing: why there is no compiler, if so. at: how arrays lie on a mesh."""
+    """Compile a kernel for each topology.
+
+    sizes: B, N and K. missing: why there is no compiler, if so. at: the sharding on a mesh, if any.
+    """
     B, N, K = sizes
     q, kv = (jax.ShapeDtypeStruct((B, _T, n, _H), "bfloat16", sharding=at) for n in (N, K))
-    kernel = replace(dispatch.KERNELS[name], only_on=None)  # traced here, compiled for there
+    kernel = replace(dispatch.KERNELS[name], only_on=None)  # traced here, compiled for TPUs
     design = f"kernel {name}" if at is None else f"kernel {name}, {in_words(at.mesh)}"
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -71,9 +74,9 @@ def _compiled_kernel(
         *qkv, d_out = arrays
         return jax.vjp(forward, *qkv)[1](d_out)
 
-    # Of the scores that causality leaves: two products forward, five more backward, where the
-    # scores are computed again. XLA does not see into a Pallas kernel, nor count a loop's turns.
-    # Each device's part, as XLA counts.
+    # Two products forward with the scores that causality leaves, and five more backward, which
+    # computes the scores again. XLA does not see into a Pallas kernel, nor count the iterations of
+    # a loop. As in XLA's counts, this is one device's part.
     product = 2 * B * N * _H * _T * (_T + 1) // 2 // (1 if at is None else at.mesh.size)
     for direction, fn, shapes, products in (
         ("forward", forward, (q, kv, kv), 2),
@@ -95,14 +98,14 @@ def compiled_everywhere(
     args: Sequence[Any],
     topologies: Sequence[str],
 ) -> Iterator[NotRun]:
-    """What the TPU compiler says of `fn` for each topology, or why it refuses it.
+    """Yield the TPU compiler's figures of `fn` for each topology, or why it refuses it.
 
     subject: design, direction, dtype and shape.
     """
     for topology in topologies:
         try:
             figures = compile_for_tpu(fn, *args, topology=topology)
-        except Exception as error:  # the compiler's own and, of a Pallas kernel, Mosaic's
+        except Exception as error:  # XLA's errors and, for a Pallas kernel, Mosaic's
             why = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             yield NotRun(*subject, "failed", topology, error=why)
         else:
@@ -112,7 +115,7 @@ def compiled_everywhere(
 
 
 def compile_design(name: str) -> Iterator[NotRun]:
-    """Forward and gradient of a design through the TPU compiler, or lowered for all platforms."""
+    """Compile a design's forward and gradient for TPUs, or lower them for all platforms."""
     case = Case(name, "float32", "none", EMULATED_SHAPE, "")
     forward, *args = Preparation(PORTED_DESIGNS[name], case).port.bind()
     shapes, _ = jax.eval_shape(forward, *args)

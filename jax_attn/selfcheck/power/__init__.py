@@ -1,1 +1,1 @@
-"""Planted bugs: what goes wrong, which rows claim to see it, and which did."""
+"""Planted bugs: the bugs, the rows that claim to detect them, and the rows that did."""

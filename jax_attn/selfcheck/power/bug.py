@@ -1,4 +1,4 @@
-"""A planted bug: what goes wrong, the row made to catch it, the rows that claim to."""
+"""A planted bug, the row designed to detect it, and the rows that claim to."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from jax_attn.selfcheck.power.mutable_attention import Plants
 class Bug:
     """A bug that ports have.
 
-    plants: the steps of attention that it makes wrong (keys of `attention.STEPS`).
-    meant: (design, mask) of the float32 row that is made to catch it.
-    claim: whether a row claims to see it at a precision.
+    plants: the steps of attention that it makes wrong (keys of `mutable_attention.STEPS`).
+    meant: (design, mask) of the float32 row that is designed to detect it.
+    claim: whether a row claims to detect it at a precision.
     """
 
     plants: Plants

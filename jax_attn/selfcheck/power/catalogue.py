@@ -1,4 +1,4 @@
-"""The catalogue of planted bugs: what goes wrong in attention, and which rows claim to see it."""
+"""The catalogue of planted bugs in attention, and which rows claim to detect them."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ _ROTARY = ("gqa/rotary", "causal")
 _PIECES = ("gqa/cached", "causal")
 
 BUGS: dict[str, Bug] = {
-    # Who sees whom.
+    # Masks.
     "mask polarity": Bug(
         plants.masked(np.logical_not),
         ("gqa", "per_head"),
@@ -79,7 +79,7 @@ BUGS: dict[str, Bug] = {
     "a row that sees nothing: the mean of all": Bug(
         {"softmax": plants.mean_where_empty}, ("mqa", "empty_row"), claims.sees_nothing
     ),
-    # What is added to the scores.
+    # Biases of the scores.
     "bias sign": Bug(
         plants.changed_problem(lambda p: replace(p, bias=-p.bias)), ("gqa", "bias"), _BIASED
     ),
@@ -254,7 +254,7 @@ BUGS: dict[str, Bug] = {
         _PIECES,
         claims.several_and(claims.cached("cached", "cached_ragged", "cached_rotary")),
     ),
-    # Edges of tiles and pages as they are shipped.
+    # Edges of shipped tiles and pages.
     "the last tile of keys dropped": Bug(
         plants.changed_problem(plants.last_tile_dropped), _NONE, claims.several_tiles
     ),
@@ -267,7 +267,7 @@ BUGS: dict[str, Bug] = {
     "the last token of a page forgotten": Bug(
         plants.masked(plants.page_edge_forgotten), _PIECES, claims.several_pages
     ),
-    # Keys beside the sequence's own.
+    # Extra keys.
     **EXTRA_KEY_BUGS,
 }
 
@@ -292,7 +292,7 @@ WEAK = frozenset(
         "sinks scaled",
     }
 )
-"""The bugs that are the hardest to see. `verify` tries these on every row that claims them.
+"""The bugs that are the hardest to detect. `verify` tries these on every row that claims them.
 
-Of the others `power` shows that each is far over the budget of every row that claims it.
+For the others, `power` shows that each is far over the budget of every row that claims it.
 """

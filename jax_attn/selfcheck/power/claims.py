@@ -1,4 +1,4 @@
-"""What a row has, as claims: whether it says that it would see a planted bug."""
+"""Claims: predicates of a row that say whether it should detect a planted bug."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ from jax_attn.selfcheck.oracle import AttentionProblem
 FINE = ("float64", "float32", "float16")
 """Precisions finer than bfloat16's."""
 SINGLE = ("float64", "float32")
-"""Those finer than the half precisions."""
+"""Precisions finer than the half precisions."""
 
 Claim = Callable[[Case, AttentionProblem, str], bool]
-"""Of a case, its problem and a precision."""
+"""(case, its problem, a precision) -> whether the case claims to detect the bug."""
 
 
 def always(c: Case, p: AttentionProblem, u: str) -> bool:
@@ -23,17 +23,17 @@ def always(c: Case, p: AttentionProblem, u: str) -> bool:
 
 
 def several(c: Case, p: AttentionProblem, u: str) -> bool:
-    """With one key the softmax is 1 whatever the scores: queries and keys do not matter."""
+    """Claim rows of several keys: with one key, the softmax is 1 whatever its score is."""
     return c.size.S > 1
 
 
 def several_tiles(c: Case, p: AttentionProblem, u: str) -> bool:
-    """More keys than lie in a tile of the blocked kernel as it is shipped."""
+    """Claim rows of more keys than one shipped tile of the blocked kernel."""
     return c.size.S > KEYS
 
 
 def several_pages(c: Case, p: AttentionProblem, u: str) -> bool:
-    """More tokens than lie in the first page of a cache as it is shipped."""
+    """Claim rows of cached designs with more tokens than the first page of a shipped cache."""
     return "cached" in c.design and PageSizes.first < c.size.T
 
 
@@ -42,12 +42,12 @@ def hides(c: Case, p: AttentionProblem, u: str) -> bool:
 
 
 def sees_nothing(c: Case, p: AttentionProblem, u: str) -> bool:
-    """Some row may attend to nothing, nor is there a key that every query sees."""
+    """Claim rows in which a query may attend to nothing, not even to an extra key."""
     return c.mask == "empty_row" and not (p.extra_columns or "sinks" in p.weights)
 
 
 def extra_columns(c: Case, p: AttentionProblem, u: str) -> bool:
-    """There is a learned key or one of zeros."""
+    """Claim rows with a learned key or one of zeros."""
     return p.extra_columns > 0
 
 
@@ -68,7 +68,7 @@ def weight(name: str) -> Claim:
 
 
 def alike(*names: str) -> Claim:
-    """The projections' kernels have one shape."""
+    """Claim rows in which the projections' kernels have one shape."""
     return lambda c, p, u: len({p.weights[f"{n}.weight"].shape for n in names}) == 1
 
 
@@ -85,7 +85,7 @@ def cached(*variants: str) -> Claim:
 
 
 def tells_heads(c: Case, p: AttentionProblem, u: str) -> bool:
-    """With one key and one key/value head, no query matters."""
+    """Claim rows in which heads differ: with one key and one key/value head, no query matters."""
     return p.num_heads > 1 and (p.num_kv_heads > 1 or c.size.S > 1)
 
 
@@ -98,5 +98,5 @@ def every(*claims: Claim) -> Claim:
 
 
 def several_and(*claims: Claim) -> Claim:
-    """All of these, in rows of several keys."""
+    """Claim rows of several keys that meet all of these claims."""
     return every(several, *claims)

@@ -1,4 +1,4 @@
-"""Bugs of keys that stand beside the sequence's own: learned, of zeros, and sinks."""
+"""Bugs of extra keys, which follow the sequence's own: learned, of zeros, and sinks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def learned(change: Callable[[TensorProblem, Tensor, Tensor], Pair]) -> Plants:
-    """The learned key and value (1, K, 1, H) changed."""
+    """Change the learned key and value (1, K, 1, H)."""
 
     def extra(right: Callable[[TensorProblem], Pair], p: TensorProblem) -> Pair:
         own, rest = zip(*(y.split([1, p.extra_columns - 1], dim=2) for y in right(p)), strict=True)
@@ -27,7 +27,7 @@ def learned(change: Callable[[TensorProblem, Tensor, Tensor], Pair]) -> Plants:
 
 
 def in_place_of_zero(value: Callable[[TensorProblem, str], Tensor]) -> Plants:
-    """The zero key and value changed to value(problem, "k" or "v"), which broadcasts."""
+    """Replace the zero key and value with value(p, "k" or "v"), which broadcasts."""
 
     def extra(right: Callable[[TensorProblem], Pair], p: TensorProblem) -> Pair:
         k, v = (
@@ -40,23 +40,23 @@ def in_place_of_zero(value: Callable[[TensorProblem, str], Tensor]) -> Plants:
 
 
 def projected(p: TensorProblem, name: str) -> Tensor:
-    """An input of zeros, projected: the projection's bias."""
+    """Return the projection of an input of zeros, which is its bias."""
     return p.weights[f"{name}.bias"].view(1, p.num_kv_heads, 1, -1)
 
 
 def rotated(p: TensorProblem, k: Tensor, v: Tensor) -> Pair:
-    """As a key of the text, behind its last."""
+    """Rotate the learned key as a key of the text, after its last one."""
     S = p.inputs[p.reads["k"]].shape[1]
     return turned(p, "k", k.expand(-1, -1, S + 1, -1))[:, :, -1:], v
 
 
 def hidden_by_the_mask(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
-    """A mask that is made wider for the extra keys, with False."""
+    """Hide the extra keys, as a mask does that is padded for them with False."""
     return scores if p.allowed is None else torch.full_like(scores, -torch.inf)
 
 
 def spared(right: Callable, p: TensorProblem, weights: Tensor) -> Tensor:
-    """What is dropped of the extra keys is kept, and not scaled."""
+    """Keep the weights of the extra keys that dropout drops, and do not scale them."""
     kept = np.array(p.kept)
     kept[..., -p.extra_columns :] = 1
     return right(replace(p, kept=kept), weights)
@@ -67,12 +67,12 @@ def without_zero(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
 
 
 def sinks(change: Callable[[TensorProblem, Tensor], Tensor]) -> Plants:
-    """Their scores (B, N, T, 1) changed."""
+    """Change the sinks' scores (B, N, T, 1)."""
     return {"sinks": lambda right, p, scores: change(p, right(p, scores))}
 
 
 def above_the_maximum(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
-    """The largest score, which is subtracted from the others, is not subtracted from the sinks."""
+    """Subtract the largest score only from the other scores, not from the sinks."""
     top = scores.detach().amax(-1, keepdim=True)
     return right(p, scores) + top.masked_fill(top.isneginf(), 0.0)
 

@@ -1,6 +1,6 @@
-"""The power of a suite: which of its rows kill which planted bugs, and by how much.
+"""Report the power of a suite: which of its rows kill which planted bugs, and by how much.
 
-Imports neither framework: it renders what others tried.
+Imports neither framework: it renders the results of trials.
 """
 
 import json
@@ -21,16 +21,16 @@ from jax_attn.selfcheck.matrix.cases import Case
 from jax_attn.selfcheck.matrix.rows import FACTORS, default
 
 FAR = 10.0
-"""A bug that `verify` does not try must be this many times over the budget of each row."""
+"""The least factor over the budget of each row for a bug that `verify` does not try."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """How one row took one bug.
+    """The trial of one bug on one row.
 
-    column: the published design of the row, or what else it is a row of. meant: whether the row is
-    the one made to catch it. tensor: which decided, `times` its budget from right; infinitely, of
-    another shape or not finite.
+    column: the published design of the row, or another group of rows. meant: whether the row is
+    designed to detect the bug. tensor: the one that decided. times: its error over its budget;
+    infinite for another shape or a value that is not finite.
     """
 
     bug: str
@@ -43,7 +43,7 @@ class Kill:
 
     @classmethod
     def of(cls, bug: str, meant: tuple[str, str], case: Case, report: TensorReport) -> "Kill":
-        """Of a row of the built-in matrix; meant: its design and mask."""
+        """Build a trial on a row of the built-in matrix. meant: the bug's design and mask."""
         return cls(
             bug=bug,
             case="-".join(case.preparation),
@@ -56,7 +56,7 @@ class Kill:
 
     @classmethod
     def of_result(cls, bug: str, case: str, result: Result) -> "Kill":
-        """Of a case of its own, beside the matrix: "training/Adam"."""
+        """Build a trial on a case outside the matrix: "training/Adam"."""
         worst = result.worst
         return cls(
             bug=bug,
@@ -70,34 +70,34 @@ class Kill:
 
 
 def survivors(kills: Sequence[Kill]) -> list[Kill]:
-    """Every bug that a row claims to kill, and did not."""
+    """List every trial in which a row claims to kill a bug, and does not."""
     return [kill for kill in kills if not kill.killed]
 
 
 def near_and_untried(kills: Sequence[Kill], weak: Collection[str]) -> list[Kill]:
-    """Trials less than `FAR` times over budget, of bugs that `verify` does not try: not `weak`."""
+    """List trials below `FAR` times the budget of bugs that `verify` does not try (not `weak`)."""
     return [kill for kill in kills if kill.bug not in weak and kill.times < FAR]
 
 
 def without_their_row(kills: Sequence[Kill], bugs: Sequence[str]) -> list[str]:
-    """Bugs that were not tried on the row that is made to catch them."""
+    """List bugs that were not tried on the row designed to detect them."""
     return [name for name in bugs if name not in _meant(kills)]
 
 
 def without_default_row(kills: Sequence[Kill]) -> list[str]:
-    """Bugs that rows of the matrix claim, but no default row of `jax-attn verify`."""
+    """List bugs that rows of the matrix claim, but no default row of `jax-attn verify`."""
     by_default = {"-".join(case.preparation) for case in default()}
     of_matrix = {kill.bug for kill in kills if _place(kill.column) < len(_families())}
     return sorted(of_matrix - {kill.bug for kill in kills if kill.case in by_default})
 
 
 def _meant(kills: Sequence[Kill]) -> set[str]:
-    """Bugs that were tried on the row made to catch them."""
+    """Return the bugs that were tried on the row designed to detect them."""
     return {kill.bug for kill in kills if kill.meant}
 
 
 def table(kills: Sequence[Kill]) -> Table:
-    """The kill matrix: a line a bug, and of each design how many of the rows that claim it kill."""
+    """Build the kill matrix: by bug and design, how many of the claiming rows kill the bug."""
     by_bug: dict[str, list[Kill]] = defaultdict(list)
     for kill in kills:
         by_bug[kill.bug].append(kill)
@@ -117,7 +117,7 @@ def table(kills: Sequence[Kill]) -> Table:
 
 
 def _place(column: str) -> int:
-    """Designs in the order of the matrix, then all else."""
+    """Return a column's position: designs in the order of the matrix, then all others."""
     families = _families()
     return families.index(column) if column in families else len(families)
 
@@ -133,7 +133,7 @@ def _cell(kills: Sequence[Kill]) -> Text:
 
 
 def summary(kills: Sequence[Kill], bugs: Sequence[str]) -> dict[str, Any]:
-    """How many bugs were tried and killed, on how many rows, and the weakest kill."""
+    """Count the bugs tried and killed, the rows and the trials; include the weakest kill."""
     alive = {kill.bug for kill in survivors(kills)}
     tried = {kill.bug for kill in kills}
     weakest = min((kill for kill in kills if kill.killed), key=lambda k: k.times, default=None)
@@ -150,9 +150,10 @@ def summary(kills: Sequence[Kill], bugs: Sequence[str]) -> dict[str, Any]:
 
 
 def passes(kills: Sequence[Kill], bugs: Sequence[str], weak: Collection[str], whole: bool) -> bool:
-    """None survived, nor came near without being tried by `verify`.
+    """Return whether no bug survives, or comes near the budget without being tried by `verify`.
 
-    Of the whole matrix each was tried, too, on the row made to catch it and on a default row.
+    whole: for the whole matrix, each bug must also be tried on the row designed to detect it and on
+    a default row.
     """
     untried = (*without_their_row(kills, bugs), *without_default_row(kills)) if whole else ()
     return not (survivors(kills) or near_and_untried(kills, weak) or untried)
@@ -161,7 +162,7 @@ def passes(kills: Sequence[Kill], bugs: Sequence[str], weak: Collection[str], wh
 def summary_lines(
     kills: Sequence[Kill], bugs: Sequence[str], weak: Collection[str], whole: bool
 ) -> list[str]:
-    """The summary in words, every survivor, and those that the whole matrix leaves untried."""
+    """Return the summary in words, every survivor, and what the whole matrix does not try."""
     counts = summary(kills, bugs)
     lines = [
         f"{counts['killed']} of {counts['tried']} planted bugs killed by every case that claims "
@@ -186,7 +187,7 @@ def summary_lines(
         lines += [
             f"NOT TRIED on a default case: {name!r}; only `verify --all` would see it"
             for name in without_default_row(kills)
-        ] or ["each is tried on a default case of `jax-attn verify`, too"]
+        ] or ["every bug is also tried on a default case of `jax-attn verify`"]
     elif more := counts["bugs"] - counts["tried"]:
         lines.append(f"{more} more bugs: no case here claims them")
     if weakest := counts["weakest"]:
@@ -198,7 +199,7 @@ def summary_lines(
 
 
 def as_json(kills: Sequence[Kill], bugs: Sequence[str], environment: dict[str, Any]) -> str:
-    """Every trial; `times` is null where it is infinite."""
+    """Return every trial as JSON; `times` is null if it is infinite."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "environment": environment,

@@ -1,12 +1,12 @@
-r"""Attention in float64 of which any one step can be made wrong, its gradients then too.
+r"""Attention in float64 in which any step can be made wrong, together with its gradients.
 
-The formulas are `oracle`'s, all heads at once and in torch, so that autograd differentiates
-whatever is planted: a bug is a table {step: wrong step}, and costs no compilation. Every step
-takes first the right one, of the same arguments:
+The formulas are those of `oracle`, for all heads at once and in torch, so that autograd
+differentiates any plant: a bug is a table {step: wrong step}, and needs no compilation. The first
+argument of a wrong step is the right one, which takes the other arguments:
 
     plants = {"scale": lambda right, p: 1.01 * right(p)}
 
-Nothing right is judged by this: with no plant it gives what the oracle gives.
+No correct port is judged by this module: without plants it gives the oracle's results.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,9 +32,9 @@ def solve(
     plants: Plants,
     gradients: bool = True,
 ) -> Solution:
-    """As `oracle.solve`, with `plants` in place of the steps of `STEPS` that they name.
+    """Solve as `oracle.solve`, with `plants` in place of the steps of `STEPS` that they name.
 
-    gradients: whether they are computed; without them the solution has none.
+    gradients: whether to compute them; if False, the solution has none.
     """
     leaves: TensorProblem = replace(
         cast(Any, problem),
@@ -70,7 +70,7 @@ def solve(
 
 
 def _forward(p: TensorProblem, step: Mapping[str, Callable]) -> tuple[Tensor, Tensor]:
-    """Output (B, T, D) and weights (B, N, T, S), with a column for each extra key."""
+    """Return output (B, T, D) and weights (B, N, T, S), with a column for each extra key."""
     heads = {"q": p.num_heads, "k": p.num_kv_heads, "v": p.num_kv_heads}
     x = {}
     for name, count in heads.items():
@@ -104,12 +104,12 @@ def biased(p: TensorProblem, name: str, y: Tensor) -> Tensor:
 
 
 def split(p: TensorProblem, y: Tensor, heads: int) -> Tensor:
-    """(B, T, heads*H) -> (B, heads, T, H)."""
+    """Reshape (B, T, heads*H) to (B, heads, T, H)."""
     return y.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def turned(p: TensorProblem, name: str, x: Tensor) -> Tensor:
-    """What `p.after` lists, in its order."""
+    """Apply the steps in `p.after`, in order."""
     for each in p.after:
         x = _AFTER[type(each)](each, p, name, x)
     return x
@@ -136,7 +136,7 @@ _AFTER: dict[type, Callable[..., Tensor]] = {Norm: _normed, Turn: _rotated}
 
 
 def shared(p: TensorProblem, x: Tensor) -> Tensor:
-    """(B, K, S, H) -> (B, N, S, H): consecutive query heads read one key/value head."""
+    """Repeat (B, K, S, H) to (B, N, S, H): consecutive query heads share a key/value head."""
     return x.repeat_interleave(p.num_heads // p.num_kv_heads, dim=1)
 
 
@@ -153,14 +153,14 @@ def capped(p: TensorProblem, scores: Tensor) -> Tensor:
 
 
 def hidden(p: TensorProblem, scores: Tensor) -> Tensor:
-    """With the bias, and -inf where nothing may be seen."""
+    """Add the bias, and replace masked scores with -inf."""
     scores = scores if p.bias is None else scores + p.bias
     allowed = True if p.allowed is None else torch.tensor(p.allowed)
     return torch.where(torch.as_tensor(allowed), scores, -torch.inf)
 
 
 def softmax(p: TensorProblem, scores: Tensor) -> Tensor:
-    """A row of -inf alone gives zeros."""
+    """Return the row softmax; a row that is all -inf gives zeros."""
     top = scores.detach().amax(-1, keepdim=True)
     powers = torch.exp(scores - top.masked_fill(top.isneginf(), 0.0))
     total = powers.sum(-1, keepdim=True)
@@ -168,7 +168,7 @@ def softmax(p: TensorProblem, scores: Tensor) -> Tensor:
 
 
 def extra(p: TensorProblem) -> tuple[Tensor, Tensor]:
-    """Keys and values (1, K, extra columns, H) behind the others: a learned one, one of zeros."""
+    """Return the extra keys and values (1, K, extra columns, H): the learned one, then zeros."""
     both = []
     for name in ("k", "v"):
         H = p.weights[f"{name}.weight"].shape[0] // p.num_kv_heads
@@ -179,7 +179,7 @@ def extra(p: TensorProblem) -> tuple[Tensor, Tensor]:
 
 
 def sinks(p: TensorProblem, scores: Tensor) -> Tensor:
-    """(B, N, T, 1): each head's own, beside these scores."""
+    """Return each head's sink as a column next to these scores, (B, N, T, 1)."""
     return p.weights["sinks"][:, None, None].expand(*scores.shape[:3], 1)
 
 
@@ -188,22 +188,22 @@ def dropped(p: TensorProblem, weights: Tensor) -> Tensor:
 
 
 STEPS: dict[str, Callable] = {
-    "problem": lambda p: p,  # what the port is given: masks, weights
-    "product": lambda p, a, b: a @ b,  # each of them, six without extra keys
+    "problem": lambda p: p,  # the port's arguments: masks, weights
+    "product": lambda p, a, b: a @ b,  # every product, six without extra keys
     "biased": biased,
     "split": split,
-    "branch": lambda p, name, x: x,  # what the projections send on, by name
+    "branch": lambda p, name, x: x,  # the projections' outputs, by name
     "turned": turned,
     "shared": shared,
     "scale": scale,
     "capped": capped,
     "hidden": hidden,
     "extra": extra,
-    "seen": lambda p, scores: scores,  # those of extra keys, whatever is hidden
+    "seen": lambda p, scores: scores,  # those of extra keys, which no mask hides
     "sinks": sinks,
     "softmax": softmax,
     "dropped": dropped,
-    "slots": lambda p, v: v,  # where values lie, beside their keys
+    "slots": lambda p, v: v,  # the order of values, which is that of their keys
 }
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong: ways to plant a bug in the steps of attention."""
+"""Ways to plant a bug in the steps of attention."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ Change = Callable[[TensorProblem], TensorProblem]
 
 
 def changed_problem(change: Change) -> Plants:
-    """The port is given another problem."""
+    """Give the port another problem."""
     return {"problem": lambda right, p: change(right(p))}
 
 
@@ -25,13 +25,13 @@ def masked(change: Callable[[np.ndarray], np.ndarray | None]) -> Plants:
 
 
 def later(allowed: np.ndarray) -> np.ndarray:
-    """Every query sees what it should, moved one key to the right."""
+    """Move what each query sees one key to the right."""
     allowed[..., 1:] = allowed[..., :-1].copy()
     return allowed
 
 
 def longer(allowed: np.ndarray, towards: int) -> np.ndarray:
-    """Every query sees one key more, to the left (-1) or the right (1) of the others."""
+    """Let each query see one key more, to the left (-1) or the right (1) of the others."""
     return allowed | beside(allowed, towards)
 
 
@@ -54,19 +54,19 @@ def other_corner(allowed: np.ndarray) -> np.ndarray:
 
 
 def causal_or_padding(allowed: np.ndarray) -> np.ndarray:
-    """Of a causal mask and lengths: the last query sees all keys that are real."""
+    """Combine a causal mask and lengths by "or": the last query sees all real keys."""
     return (np.tri(*allowed.shape[-2:]) == 1) | allowed[..., -1:, :]
 
 
 def own_piece(allowed: np.ndarray) -> np.ndarray:
-    """What lies in the cache is not seen."""
+    """Hide the keys that are in the cache."""
     sizes = pieces(allowed.shape[-1])
     piece = np.repeat(np.arange(len(sizes)), sizes)
     return allowed & (piece[:, None] == piece)
 
 
 def last_tile(p: TensorProblem) -> int:
-    """The first key of the last tile, in tiles as they are shipped."""
+    """Return the first key of the last tile, for shipped tiles."""
     return (p.inputs[p.reads["k"]].shape[1] - 1) // KEYS * KEYS
 
 
@@ -77,7 +77,7 @@ def last_tile_dropped(p: TensorProblem) -> TensorProblem:
 
 
 def own_maximum(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
-    """Tile by tile, what was summed is not scaled down when the maximum grows."""
+    """Sum tile by tile without rescaling the earlier sums when the maximum grows."""
     tops = [tile.detach().amax(-1, keepdim=True) for tile in scores.split(KEYS, -1)]
     tops = [top.masked_fill(top.isneginf(), 0.0) for top in tops]
     tiles = zip(scores.split(KEYS, -1), tops, strict=True)
@@ -87,19 +87,19 @@ def own_maximum(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
 
 
 def last_tile_stopped(right: Callable, p: TensorProblem, name: str, x: Tensor) -> Tensor:
-    """The keys (B, K, S, H) of the last tile get no gradient."""
+    """Stop the gradient of the keys (B, K, S, H) in the last tile."""
     first = last_tile(p)
     return torch.cat([x[..., :first, :], x[..., first:, :].detach()], -2) if name == "k" else x
 
 
 def page_edge_forgotten(allowed: np.ndarray) -> np.ndarray:
-    """No token of the second page sees the last of the first."""
+    """Hide the last token of the first page from every token of the later pages."""
     allowed[..., PageSizes.first :, PageSizes.first - 1] = False
     return allowed
 
 
 def reads(**sources: str) -> Plants:
-    """Projections with the weights of others: q="k"."""
+    """Give projections the weights of others: q="k"."""
 
     def change(p: TensorProblem) -> TensorProblem:
         w = p.weights
@@ -120,7 +120,7 @@ def transposed(name: str) -> Plants:
 
 
 def each(kind: type, change: Callable) -> Plants:
-    """Every step of that kind after the projections, changed."""
+    """Change every step of one kind after the projections."""
 
     def changed(p: TensorProblem) -> TensorProblem:
         return replace(p, after=tuple(change(s) if isinstance(s, kind) else s for s in p.after))
@@ -129,14 +129,14 @@ def each(kind: type, change: Callable) -> Plants:
 
 
 def rounded(x: Tensor, bits: int) -> Tensor:
-    """To `bits` bits of significand; its gradient as if it were not."""
+    """Round to `bits` bits of significand; the gradient ignores the rounding."""
     mantissa, exponent = torch.frexp(x.detach())
     near = torch.ldexp(torch.round(mantissa * 2.0**bits) / 2.0**bits, exponent)
     return x + (near - x.detach())
 
 
 def summed(right: Callable, p: TensorProblem, a: Tensor, b: Tensor, bits: int) -> Tensor:
-    """A product whose every partial sum is rounded."""
+    """Round every partial sum of a product."""
     exact = right(p, a, b)
     total = torch.zeros_like(exact)
     for i in range(a.shape[-1]):
@@ -146,7 +146,7 @@ def summed(right: Callable, p: TensorProblem, a: Tensor, b: Tensor, bits: int) -
 
 
 def narrow(bits: int) -> Plants:
-    """Parameters of another dtype."""
+    """Round the parameters to another dtype."""
     return changed_problem(
         lambda p: replace(p, weights={k: rounded(x, bits) for k, x in p.weights.items()})
     )
@@ -161,20 +161,20 @@ def stopped(name: str) -> Plants:
 
 
 def one_head_sends(right: Callable, p: TensorProblem, x: Tensor) -> Tensor:
-    """Of the query heads that share a key/value head the first alone sends it a gradient."""
+    """Send a shared key/value head the gradient of only the first of its query heads."""
     first = torch.arange(p.num_heads) % (p.num_heads // p.num_kv_heads) == 0
     read = right(p, x)
     return torch.where(first[:, None, None], read, read.detach())
 
 
 def rolled_heads(right: Callable, p: TensorProblem, y: Tensor, heads: int) -> Tensor:
-    """Query, key and value heads in one other order, which the output's kernel does not have."""
+    """Reorder query, key and value heads alike, but not the output's kernel."""
     G = heads // p.num_kv_heads
     return right(p, y, heads).roll(1 if p.num_kv_heads == 1 < heads else G, dims=1)
 
 
 def plus_one(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
-    """A softmax with 1 more in its denominator."""
+    """Add 1 to the softmax's denominator."""
     zero = torch.zeros_like(scores[..., :1])
     return right(p, torch.cat([scores, zero], dim=-1))[..., :-1]
 
@@ -185,12 +185,12 @@ def mean_where_empty(right: Callable, p: TensorProblem, scores: Tensor) -> Tenso
 
 
 def finite_mask(right: Callable, p: TensorProblem, scores: Tensor) -> Tensor:
-    """-1e4 is added where -inf belongs."""
+    """Add -1e4 where -inf belongs."""
     seen = right(replace(p, allowed=None), scores)
     return torch.where(torch.tensor(p.allowed), seen, seen - 1e4)
 
 
 def dropping(right: Callable, p: TensorProblem, weights: Tensor) -> Tensor:
-    """Every tenth weight, and the others the larger for it."""
+    """Drop every tenth weight, and scale up the others."""
     kept = torch.arange(weights.numel()).reshape(weights.shape) % 10 != 0
     return right(p, weights) * kept / 0.9

@@ -1,7 +1,7 @@
 """Try bugs on a row of the matrix: attention with the bug goes through the comparison.
 
-It takes the port's place, at no compilation, and must FAIL. A row that does not see a bug that it
-claims to see has not shown what it says: its verdict is INCONCLUSIVE.
+It takes the port's place, without compilation, and must FAIL. A row that does not detect a bug
+that it claims to detect has not shown what it claims: its verdict is INCONCLUSIVE.
 """
 
 from functools import partial
@@ -15,26 +15,26 @@ from jax_attn.selfcheck.power.kill_report import Kill
 
 
 def claimed(row: Preparation) -> tuple[str, ...]:
-    """The bugs that the row claims to see."""
+    """List the bugs that the row claims to detect."""
     precision = row.precision or row.case.dtype
     return tuple(name for name, bug in BUGS.items() if bug.claim(row.case, row.problem, precision))
 
 
 def run_with(row: Preparation, name: str, *, gradients: bool = True) -> Run:
-    """Attention with this bug."""
+    """Run attention with this bug."""
     solve = partial(mutable_attention.solve, plants=BUGS[name].plants, gradients=gradients)
     return row.solution(wide(row.prepared.cotangents), solve)
 
 
 def try_bug(row: Preparation, name: str) -> TensorReport:
-    """The tensor that decides on attention with this bug."""
+    """Return the report on the tensor that decides the verdict on this bug."""
     report = deciding(tuple(row.prepared.compare(run_with(row, name), "bug")))
     assert report is not None, "a row compares at least its output"
     return report
 
 
 def is_seen(row: Preparation, name: str) -> bool:
-    """Whether the row fails attention with this bug. Most bugs show in its outputs already."""
+    """Return whether the row fails this bug. Most bugs already show in its outputs."""
     return any(
         row.prepared.would_fail(run_with(row, name, gradients=gradients))
         for gradients in (False, True)
@@ -42,12 +42,12 @@ def is_seen(row: Preparation, name: str) -> bool:
 
 
 def kills(row: Preparation) -> list[Kill]:
-    """The trials of every bug that the row claims to see."""
+    """Try every bug that the row claims to detect."""
     return [Kill.of(name, BUGS[name].meant, row.case, try_bug(row, name)) for name in claimed(row)]
 
 
 def doubts(row: Preparation) -> tuple[str, ...]:
-    """What the row claims to see and would not have seen, of the bugs that are hardest to see."""
+    """Report the bugs in `WEAK` that the row claims to detect and would not."""
     return tuple(
         f"blind: would not have seen {name!r}, which this row claims to catch"
         for name in claimed(row)

@@ -1,1 +1,1 @@
-"""Bugs beside those of attention: of optimizers, and of the other layers of an encoder."""
+"""Bugs outside attention: those of optimizers, and of the other layers of an encoder."""

@@ -1,6 +1,6 @@
-"""The optimizers whose parity is shown, each option in a row, on a port of one linear layer.
+"""Training cases that show the parity of optimizers, option by option, on one linear layer.
 
-An optimizer sees gradients, not the module: one layer does, and a case takes a second.
+An optimizer sees gradients, not the module, so one layer is enough; a case takes a second.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ def _of(
     return Recipe(lambda module: kind(module.parameters(), **options), schedule)
 
 
-def _sgd(momentum: float = 0.0, lr: float = 0.1, **beside: Any) -> Recipe:
-    """beside: what of the recipe stands beside the optimizer."""
-    return replace(_of(SGD, lr=lr, momentum=momentum), **beside)
+def _sgd(momentum: float = 0.0, lr: float = 0.1, **fields: Any) -> Recipe:
+    """Build a recipe of SGD. fields: the recipe's other fields."""
+    return replace(_of(SGD, lr=lr, momentum=momentum), **fields)
 
 
 def _two_groups(module: torch.nn.Module) -> Optimizer:
-    """The usual two: weights decay, biases do not."""
+    """Build AdamW with the usual two groups: weights decay, biases do not."""
     groups: list[dict[str, Any]] = [
         {"params": [module.weight]},
         {"params": [module.bias], "weight_decay": 0.0},
@@ -48,7 +48,7 @@ def _two_groups(module: torch.nn.Module) -> Optimizer:
 
 
 def _weight_alone(kind: Callable[..., Optimizer], **options: Any) -> Recipe:
-    """The bias left out: it stands still."""
+    """Build a recipe that leaves the bias out, so that it does not move."""
     return Recipe(lambda module: kind([module.weight], **options))
 
 
@@ -60,7 +60,7 @@ def _warm_up(optimizer: Optimizer) -> lr_scheduler.SequentialLR:
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """recipe: of the torch side. scale: of the loss, and so of every gradient."""
+    """A training. recipe: the torch side's. scale: a factor of the loss and of every gradient."""
 
     recipe: Recipe
     scale: float = 1.0
@@ -109,7 +109,7 @@ TRAINING_CASES: dict[str, TrainingCase] = {
     "SGD in bfloat16": TrainingCase(_of(SGD, lr=0.1, momentum=0.9), dtype="bfloat16"),
     "AdamW in bfloat16": TrainingCase(_of(AdamW, lr=0.02, weight_decay=0.2), dtype="bfloat16"),
 }
-"""name -> case: every optimizer, option, clip, schedule and accumulation that has an equal."""
+"""name -> case: every optimizer, option, clip, schedule and accumulation with an equivalent."""
 
 
 def _scaled(loss: Callable[..., Any], by: float) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ def _scaled(loss: Callable[..., Any], by: float) -> Callable[..., Any]:
 
 @cache
 def layers(dtype: str) -> tuple[torch.nn.Linear, nnx.Linear]:
-    """One layer in both frameworks."""
+    """Build one linear layer in both frameworks, with the same weights."""
     rng = np.random.default_rng(1)
     reference = torch.nn.Linear(IN, OUT)
     with torch.no_grad():
@@ -143,7 +143,7 @@ def batches() -> list[dict[str, np.ndarray]]:
 
 @cache
 def reference_training(name: str) -> ReferenceTraining:
-    """The torch side of a case."""
+    """Return the torch side of a case."""
     case = TRAINING_CASES[name]
     reference, port = layers(case.dtype)
     loss = with_loss(None, _scaled(LOSSES["mse"][0], case.scale))
@@ -158,14 +158,14 @@ def _canaries(name: str) -> DoubtsAndNotes:
 
 @cache
 def _port_loop(scale: float, dtype: str) -> PortLoop:
-    """The JAX side: one program for all cases of a scale and dtype."""
+    """Return the JAX side: one program for all cases of a scale and dtype."""
     _, port = layers(dtype)
     loss = with_loss(lambda module, input: module(input), _scaled(LOSSES["mse"][1], scale))
     return PortLoop(port, loss, batches(), dtype)
 
 
 def judge_case(name: str, tx: optax.GradientTransformation | None = None) -> Result:
-    """tx: what trains the port, in the place of `optax_like`'s."""
+    """Judge a case. tx: the port's optimizer; the default is `optax_like`'s."""
     case, training = TRAINING_CASES[name], reference_training(name)
     tx = tx or training.optax_like(layers(case.dtype)[1])
     port = _port_loop(case.scale, case.dtype)

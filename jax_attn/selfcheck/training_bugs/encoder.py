@@ -1,7 +1,7 @@
 """A two-layer pre-norm encoder over characters, in torch and in Flax, and bugs in it.
 
-What the attention modules alone do not have: LayerNorm, GELU, residuals, a dropout beside the
-attention's. Dropout's draws are handed in, so that it can be compared.
+It has parts that attention modules lack: LayerNorm, GELU, residuals, and dropout outside attention.
+Dropout's draws are arguments, so that the two sides can be compared.
 
 Letters: L layers, B batch, T tokens, D width.
 """
@@ -44,7 +44,7 @@ ENCODER = Layout(
 
 
 class TorchEncoderLayer(torch.nn.Module):
-    """torch.nn.TransformerEncoderLayer(norm_first=True, activation="gelu"), dropout handed in."""
+    """torch.nn.TransformerEncoderLayer(norm_first=True, activation="gelu") with given draws."""
 
     def __init__(self, width: int, heads: int, inner: int):
         super().__init__()
@@ -57,7 +57,10 @@ class TorchEncoderLayer(torch.nn.Module):
     def forward(
         self, x: torch.Tensor, hidden: torch.Tensor, keep: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x (B, T, D); hidden (T, T), True = ignored; keep (2, B, T, D), True = kept."""
+        """Return (B, T, D) for x (B, T, D). Masks are boolean.
+
+        hidden: (T, T), True = ignored. keep: (2, B, T, D), True = kept.
+        """
         y = self.norm1(x)
         y, _ = self.self_attn(y, y, y, attn_mask=hidden, need_weights=False)
         x = x + (y if keep is None else y * keep[0] / (1 - RATE))
@@ -68,7 +71,7 @@ class TorchEncoderLayer(torch.nn.Module):
 class TorchEncoder(torch.nn.Module):
     """tokens (B, T) → logits (B, T, vocab), causal.
 
-    Every bias and scale is drawn, embeddings are small: at torch's own initial values an eps, a
+    Every bias and scale is drawn, and embeddings are small: with torch's initial values, an eps, a
     dropped bias or a scale would not show.
     """
 
@@ -90,7 +93,7 @@ class TorchEncoder(torch.nn.Module):
         self.eval()
 
     def forward(self, tokens: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
-        """keep: (L, 2, B, T, D) booleans, dropout's draws; none is dropped unless given."""
+        """Return the logits. keep: (L, 2, B, T, D) booleans, dropout's draws; None keeps all."""
         T = tokens.shape[1]
         hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
         x = self.embedding(tokens)
@@ -100,7 +103,7 @@ class TorchEncoder(torch.nn.Module):
 
 
 def dropped(x_BTD: jax.Array, keep_BTD: jax.Array | None) -> jax.Array:
-    """x where it is kept, over the rate at which it is; all of x where nothing is dropped."""
+    """Return x with dropout by `keep`, scaled by 1 / (1 - rate); all of x if `keep` is None."""
     return x_BTD if keep_BTD is None else x_BTD * keep_BTD.astype(x_BTD.dtype) / (1 - RATE)
 
 
@@ -109,7 +112,7 @@ def exact_gelu(x: jax.Array) -> jax.Array:
 
 
 class EncoderLayer(nnx.Module):
-    """The same layer; norms with torch's eps, and without flax's fast variance."""
+    """The same layer in Flax; its norms have torch's eps, and no fast variance."""
 
     def __init__(self, width: int, heads: int, inner: int, *, eps: float, rngs: nnx.Rngs):
         norm = partial(nnx.LayerNorm, width, epsilon=eps, use_fast_variance=False, rngs=rngs)
@@ -127,7 +130,7 @@ class EncoderLayer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """The same encoder. eps, gelu, drop: of its norms, its activation, its dropout."""
+    """The same encoder in Flax. eps, gelu, drop: those of its norms, activation and dropout."""
 
     def __init__(
         self,
@@ -155,19 +158,19 @@ class Encoder(nnx.Module):
 
 
 def ported(reference: TorchEncoder, **options: Any) -> Encoder:
-    """The Flax encoder with the reference's weights. options: as for `Encoder`."""
+    """Build the Flax encoder with the reference's weights. options: as for `Encoder`."""
     port = Encoder(*reference.sizes, rngs=nnx.Rngs(0), **options)
     transfer.load(port, reference.state_dict(), ENCODER)
     return port
 
 
 def draws(seed: int, batch: int, tokens: int, width: int) -> np.ndarray:
-    """Dropout's draws for one batch, (L, 2, B, T, D), True = kept."""
+    """Draw dropout's masks for one batch, (L, 2, B, T, D), True = kept."""
     rng = np.random.default_rng(seed)
     return rng.random((LAYERS, 2, batch, tokens, width)) >= RATE
 
 
-# --- bugs beside attention ---
+# --- bugs outside attention ---
 
 VOCAB, WIDTH, HEADS, INNER, B, T = 11, 10, 2, 17, 3, 7
 
@@ -184,7 +187,7 @@ def _dropping(module: Encoder, tokens: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class EncoderBug:
-    """case: of `ENCODER_CASES`. options: of the `Encoder` with the bug. call: how it is called."""
+    """A bug. case: in `ENCODER_CASES`. options: the `Encoder`'s. call: a wrong call, if any."""
 
     case: str
     options: dict[str, Any]
@@ -202,12 +205,12 @@ ENCODER_BUGS: dict[str, EncoderBug] = {
         "dropout", {"drop": lambda x, keep: dropped(x, ~keep)}
     ),
 }
-"""name -> what is wrong beside attention, and the case that is meant to see it."""
+"""name -> the bug outside attention, with the case designed to detect it."""
 
 
 @cache
 def _prepared(case: str) -> tuple[TorchEncoder, Prepared]:
-    """The torch side of a case."""
+    """Return the torch side of a case."""
     encoder = TorchEncoder(VOCAB, WIDTH, HEADS, INNER, seed=3)
     tokens = np.random.default_rng(4).integers(0, VOCAB, (B, T))
     inputs = Inputs.of({"tokens": tokens} | ENCODER_CASES[case], np.dtype("float32"))
@@ -215,7 +218,7 @@ def _prepared(case: str) -> tuple[TorchEncoder, Prepared]:
 
 
 def judge_encoder(case: str, bug: EncoderBug | None = None) -> Result:
-    """The `Result` of a case, right or with a bug."""
+    """Judge a case, without a bug or with one."""
     encoder, prepared = _prepared(case)
     module = ported(encoder, **(bug.options if bug else {}))
     port = Port(module, bug.call if bug else None, prepared.reference.inputs)

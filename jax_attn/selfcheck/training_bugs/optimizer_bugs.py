@@ -1,4 +1,4 @@
-"""Bugs of optimizers, as data: each must fail in the case that is meant for it."""
+"""Bugs of optimizers, as data: each must fail in the case designed to detect it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,26 +20,27 @@ from jax_attn.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class OptimizerBug:
-    """case: the one that is meant to see it. make: the optimizer with the bug."""
+    """A wrong optimizer. case: the one designed to detect it. make: builds the optimizer."""
 
     case: str
     make: Callable[[], optax.GradientTransformation]
 
 
 def _like(case: str, recipe: Recipe) -> optax.GradientTransformation:
-    """What equals another recipe's optimizer, on the case's port."""
+    """Return the optax equivalent of another recipe's optimizer, on the case's port."""
     training = reference_training(case)
     other = replace(training, loop=replace(training.loop, recipe=recipe))
     return other.optax_like(layers(TRAINING_CASES[case].dtype)[1])
 
 
 def _with(case: str, **changed: Any) -> OptimizerBug:
-    """The case's optimizer with other options."""
+    """Return the bug of the case's optimizer with other options."""
 
     def make() -> optax.GradientTransformation:
         recipe = TRAINING_CASES[case].recipe
-        fields = {name: changed.pop(name) for name in list(changed) if hasattr(recipe, name)}
-        return _like(case, replace(recipe, **fields).with_options(**changed))
+        fields = {name: value for name, value in changed.items() if hasattr(recipe, name)}
+        options = {name: value for name, value in changed.items() if name not in fields}
+        return _like(case, replace(recipe, **fields).with_options(**options))
 
     return OptimizerBug(case, make)
 
@@ -52,7 +53,7 @@ def _rates(case: str, updates: int) -> np.ndarray:
 
 
 def _off_by_one(case: str) -> OptimizerBug:
-    """Every update with the rate of the one after it."""
+    """Return the bug that every update has the rate of the next one."""
 
     def make() -> optax.GradientTransformation:
         at_one = replace(TRAINING_CASES[case].recipe, schedule=None).with_options(lr=1.0)
@@ -63,7 +64,7 @@ def _off_by_one(case: str) -> OptimizerBug:
 
 
 def _uncorrected() -> optax.GradientTransformation:
-    """Adam without the correction of its moments."""
+    """Build Adam without the bias correction of its moments."""
 
     def back(t: jax.Array) -> jax.Array:
         of_m, of_v = (terms.one_minus_power(b, t + 1) for b in (0.9, 0.999))
@@ -74,7 +75,7 @@ def _uncorrected() -> optax.GradientTransformation:
 
 
 def _eps_inside() -> optax.GradientTransformation:
-    """Adam with √(v + eps) in place of √v + eps."""
+    """Build Adam with √(v + eps) in place of √v + eps."""
     right = terms.scale_by_adam(0.9, 0.999, 0.01)
 
     def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
@@ -87,7 +88,7 @@ def _eps_inside() -> optax.GradientTransformation:
 
 
 def _rounded(tree: Tree) -> Tree:
-    """What is left of float32 arrays that were kept in bfloat16."""
+    """Round float arrays as if they were kept in bfloat16."""
 
     def one(a: jax.Array) -> jax.Array:
         return a.astype(jnp.bfloat16).astype(a.dtype) if jnp.issubdtype(a, jnp.floating) else a
@@ -98,7 +99,10 @@ def _rounded(tree: Tree) -> Tree:
 def _after_update(
     case: str, change: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 ) -> OptimizerBug:
-    """change: (updates, state, parameters) of the case's optimizer -> updates and state."""
+    """Return a bug that changes each update of the case's optimizer.
+
+    change: (updates, state, parameters) -> updates and state.
+    """
 
     def make() -> optax.GradientTransformation:
         right = _like(case, TRAINING_CASES[case].recipe)
@@ -113,18 +117,18 @@ def _after_update(
 
 
 def _weights_rounded(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-    """Weights kept in bfloat16 from update to update."""
+    """Keep weights in bfloat16 from update to update."""
     kept = _rounded(optax.apply_updates(params, updates))
     return jax.tree.map(jnp.subtract, kept, params), state
 
 
 def _moments_rounded(updates: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
-    """Moments kept in bfloat16."""
+    """Keep moments in bfloat16."""
     return updates, _rounded(state)
 
 
 def _clipped_apart(max_norm: float) -> optax.GradientTransformation:
-    """Each tensor by its own norm."""
+    """Clip each tensor by its own norm."""
 
     def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         def one(g: jax.Array) -> jax.Array:
@@ -221,4 +225,4 @@ OPTIMIZER_BUGS: dict[str, OptimizerBug] = {
     "bfloat16: AdamW without master weights": _after_update("AdamW in bfloat16", _weights_rounded),
     "bfloat16: AdamW's moments in it too": _after_update("AdamW in bfloat16", _moments_rounded),
 }
-"""name -> what is wrong with an optimizer, and the case that is meant to see it."""
+"""name -> the bug of an optimizer, with the case designed to detect it."""

@@ -1,4 +1,4 @@
-"""Try the bugs beside those of attention, each in the case that is meant to see it."""
+"""Try the bugs outside attention, each in the case designed to detect it."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from jax_attn.selfcheck.training_bugs.optimizer_bugs import OPTIMIZER_BUGS
 
 CASES_OF_BUGS = {name: f"encoder/{bug.case}" for name, bug in ENCODER_BUGS.items()}
 CASES_OF_BUGS |= {name: f"training/{bug.case}" for name, bug in OPTIMIZER_BUGS.items()}
-"""bug -> the case that is meant to see it."""
+"""bug -> the case designed to detect it."""
 
 
 def selected(dtypes: Sequence[str], pattern: str) -> list[str]:
-    """Bugs with the pattern in their case's name, in one of these dtypes; none given: in any."""
+    """List the bugs with the pattern in their case's name, and in `dtypes` if any are given."""
     own = {name: TRAINING_CASES[bug.case].dtype for name, bug in OPTIMIZER_BUGS.items()}
     return [
         name
@@ -24,7 +24,7 @@ def selected(dtypes: Sequence[str], pattern: str) -> list[str]:
 
 
 def kills(names: Sequence[str]) -> list[Kill]:
-    """The trial of each of these bugs."""
+    """Try each of these bugs."""
     return [Kill.of_result(name, CASES_OF_BUGS[name], _judged(name)) for name in names]
 
 

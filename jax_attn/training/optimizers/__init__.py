@@ -1,1 +1,1 @@
-"""What equals a torch optimizer and its scheduler in optax."""
+"""The optax equivalents of torch optimizers and schedulers."""

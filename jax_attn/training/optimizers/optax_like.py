@@ -1,9 +1,9 @@
-"""The optax chain that equals a torch optimizer, hyper-parameters included.
+"""Build the optax chain that equals a torch optimizer, hyper-parameters included.
 
-torch's and optax's defaults differ, and so do a few formulas: where eps is added, what an
-accumulator starts from, whether decay goes through the moments. What optax has exactly is
-taken from there, the rest is in `terms`. Imports no torch: an optimizer is read by its
-class's name and its param_groups. optax comes with flax.
+torch's and optax's defaults differ, and so do a few formulas: where eps is added, the initial value
+of an accumulator, whether decay goes through the moments. Terms that are equal in optax come from
+optax, the others from `terms`. This module does not import torch: it reads an optimizer's class
+name and its param_groups. optax is a dependency of flax.
 """
 
 import copy
@@ -61,11 +61,11 @@ KINDS: dict[str, Callable[[Group], list[optax.GradientTransformation]]] = {
         terms.scale_by_adagrad(g["eps"], g["initial_accumulator_value"], g["lr_decay"])
     ],
 }
-"""torch's class -> a group's options -> what scales its gradients, decay and lr left aside."""
+"""torch's class -> a function from a group's options to its terms, without decay and lr."""
 
 _REFUSED = {
     "amsgrad": "torch keeps the largest of the uncorrected second moments, optax of the corrected",
-    "differentiable": "an update is no part of what is differentiated",
+    "differentiable": "differentiating through an update is not supported",
     "capturable": "its step and lr are tensors of a captured graph",
 }
 
@@ -87,23 +87,23 @@ def optax_like(
 
     Args:
       torch_optimizer: an SGD, Adam, AdamW, NAdam, RMSprop or Adagrad of `torch.optim`. Its state is
-        not read; `transfer.load_optimizer` carries that.
+        not read; `transfer.load_optimizer` transfers it.
       schedule: a new torch scheduler of this optimizer, stepped once after each update.
-      steps: for how many updates the schedule's rates are computed; later rates are NaN.
+      steps: the number of updates for which the schedule has rates; later rates are NaN.
       clip_norm: the argument of `torch.nn.utils.clip_grad_norm_` before each update, including the
         1e-6 in its divisor.
       clip_value: the argument of `torch.nn.utils.clip_grad_value_` before each update.
-      accumulate: how many gradients make one update.
+      accumulate: the number of gradients in one update.
       accumulated: how gradients accumulate: "sum", as in torch's `.grad` after several calls of
         `backward()`, or "mean".
-      port: the NNX module. It is needed with `layout` and `names` where the optimizer has several
-        param_groups, or one that does not hold every parameter. Each Flax path then gets the
-        options of its group; a path in no group is left as it is.
+      port: the NNX module. It is needed with `layout` and `names` if the optimizer has several
+        param_groups, or a single one that lacks some parameters. Each Flax path then gets the
+        options of its group; a path in no group is not updated.
       layout: the transfer table of the weights.
       names: the torch keys of the parameters, as `transfer.load_optimizer` takes them.
 
     Raises:
-      TransferError: every reason why optax has no equal.
+      TransferError: optax has no equivalent; the error lists every reason.
       TypeError: `torch_optimizer` is not an optimizer.
     """
     kind, groups = type(torch_optimizer).__name__, getattr(torch_optimizer, "param_groups", None)
@@ -122,7 +122,7 @@ def optax_like(
         labels, label_problems = group_labels(torch_optimizer, port, layout, names)
         problems += label_problems
     elif len(groups) > 1:
-        text = f"expected the port and its table, as there are {len(groups)} param_groups"
+        text = f"expected the port and its table, because there are {len(groups)} param_groups"
         problems.append(Problem("missing", "port, layout", text))
     if problems:
         raise TransferError("optax_like", problems)
@@ -137,7 +137,7 @@ def optax_like(
             chain,
             accumulate,
             use_grad_mean=accumulated == "mean",
-            accumulator_dtype=jnp.result_type(float),  # float32 unless told, of float64 too
+            accumulator_dtype=jnp.result_type(float),  # the default is float32, even for float64
         )
         chain = accumulating.gradient_transformation()
     return chain
@@ -158,7 +158,7 @@ def _group(kind: str, group: Group, rate: Any) -> optax.GradientTransformation:
 def _by_label(
     chains: list[optax.GradientTransformation], labels: Mapping[str, str]
 ) -> optax.GradientTransformation:
-    """Each path by its own group's chain."""
+    """Return the transformation that updates each path by its own group's chain."""
     by_label = {str(i): chain for i, chain in enumerate(chains)} | {"none": optax.set_to_zero()}
 
     def label(keys: jax.tree_util.KeyPath, _: Any) -> str:
@@ -171,9 +171,9 @@ def _by_label(
 def group_labels(
     torch_optimizer: Any, port: Any, layout: Layout, names: Names | None
 ) -> tuple[dict[str, str], list[Problem]]:
-    """(Flax path -> its group's number, or "none"; why a path has no one group).
+    """Return (Flax path -> its group's number, or "none"; why a path does not have one group).
 
-    The table carries weights; here it carries the numbers of their groups.
+    The transfer table carries group numbers here in place of weights.
     """
     groups = torch_optimizer.param_groups
     keys_by_group, problems = names_by_group(groups, names)
@@ -186,7 +186,7 @@ def group_labels(
         for i, keys in enumerate(keys_by_group):
             for key in keys:
                 if key not in tensors:
-                    text = "expected a key of the table's, got none"
+                    text = "expected a key of the transfer table, got another"
                     problems.append(Problem("unexpected", key, text))
                 else:
                     tensors[key][...] = i
@@ -216,19 +216,19 @@ def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]
             if option in _REFUSED and value:
                 problems.append(Problem("refused", where, f"got {value}: {_REFUSED[option]}"))
             elif option != "params" and any(_is_tensor(part) for part in parts):
-                text = "expected a number, as optax's chain is made once, got a tensor"
+                text = "expected a number, because optax's chain is built only once, got a tensor"
                 problems.append(Problem("refused", where, text))
         if schedule is None and "initial_lr" in group:
             text = "expected no scheduler, got one that sets this group's lr"
             problems.append(
-                Problem("missing", f"param_groups[{i}].lr", text, "hand in schedule= and steps=")
+                Problem("missing", f"param_groups[{i}].lr", text, "pass schedule= and steps=")
             )
     if schedule is not None and getattr(schedule, "optimizer", None) is not optimizer:
         text = f"expected a torch scheduler of torch_optimizer, got {type(schedule).__name__}"
         problems.append(Problem("refused", "schedule", text))
     both_or_neither = (schedule is None) == (steps is None)
     if not both_or_neither or not (steps is None or _is_count(steps)):
-        text = f"expected the number of updates beside a schedule, and only there, got {steps!r}"
+        text = f"expected the number of updates with a schedule, else None, got {steps!r}"
         problems.append(Problem("missing", "steps", text))
     return problems
 
@@ -236,10 +236,10 @@ def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]
 def update_problems(
     clip_norm: Any, clip_value: Any, accumulate: Any, accumulated: Any
 ) -> list[Problem]:
-    """Why no update can be made with what stands beside an optimizer."""
+    """Report invalid options for clipping and accumulation."""
     problems = []
     if clip_norm is not None and clip_value is not None:
-        text = "expected one of them, as their order would not be told, got both"
+        text = "expected one of them, because their order would be ambiguous, got both"
         problems.append(Problem("ambiguous", "clip_norm, clip_value", text))
     for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
         if value is not None and not (isinstance(value, Real) and float(value) > 0):
@@ -258,7 +258,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's scalars as Python's: beside an array, JAX would take them for arrays."""
+    """Convert NumPy scalars to Python's; JAX would treat NumPy's as arrays."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return value.item() if isinstance(value, np.generic) else value
@@ -272,11 +272,10 @@ def _is_count(value: Any) -> bool:
 
 
 def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem]]:
-    """(the rate of each update, (groups, steps) float64; every reason why there is none).
+    """Return (the rate of each update, (groups, steps) float64; the reasons why there is none).
 
-    A copy is stepped as training does, after each update: any function of the count will do,
-    and nobody has to know where a class starts to count. `scheduler` and its optimizer stay as
-    they are.
+    A copy of the scheduler is stepped as in training, after each update. So any function of the
+    count works, wherever a class starts to count. `scheduler` and its optimizer are not changed.
     """
 
     def refused(text: str) -> tuple[np.ndarray, list[Problem]]:
@@ -294,21 +293,21 @@ def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem
     groups = scheduler.optimizer.param_groups
     before, rates = _options(groups), []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # no update is made between its steps
+        warnings.simplefilter("ignore")  # torch warns, as no update is made between its steps
         for update in range(1, steps + 1):
             rates.append([float(group["lr"]) for group in groups])
             try:
                 scheduler.step()
-            except ValueError as error:  # OneCycleLR's, which has a last step
+            except ValueError as error:  # OneCycleLR has a last step
                 got = f"{kind}'s for {update - 1}: {error}"
                 return refused(f"expected rates for {steps} updates, got {got}")
             if (after := _options(groups)) != before:
-                return refused(f"expected {kind} to set lr alone, got {before}, then {after}")
+                return refused(f"expected {kind} to set only lr, got {before}, then {after}")
     return np.array(rates).T, []
 
 
 def looked_up(rates: np.ndarray) -> Schedule:
-    """The schedule that gives rates[count]; NaN beyond them, never a wrong rate."""
+    """Return the schedule that gives rates[count]; beyond them NaN, never a wrong rate."""
 
     def rate(count: jax.Array) -> jax.Array:
         table = jnp.asarray(rates, jnp.result_type(float))
@@ -318,14 +317,14 @@ def looked_up(rates: np.ndarray) -> Schedule:
 
 
 def _count(scheduler: Any) -> int:
-    """How many steps it has made; ChainedScheduler counts none itself."""
+    """Return how many steps a scheduler has made; ChainedScheduler itself does not count."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
     return max(map(_count, scheduler._schedulers))
 
 
 def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The options by which an update is made, but for lr."""
+    """Return each group's options that affect an update, except lr."""
     others = ("params", "lr", "initial_lr")
     numbers = int | float | tuple | None
     return [

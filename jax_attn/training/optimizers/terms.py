@@ -1,11 +1,11 @@
-"""Optimizers after torch's formulas, as optax transformations, where optax has none that is equal.
+"""Optax transformations by torch's formulas, for optimizers that optax has no equal of.
 
-optax takes 1 - bᵗ in float32, as 1 minus a power: of b2 = 0.999 the first update is 3e-5 of itself
-off. Here it is -expm1(t·log b), right to the last places, as torch's float64 is.
+optax computes 1 - bᵗ in float32, as 1 minus a power: with b2 = 0.999 the first update has a
+relative error of 3e-5. Here it is -expm1(t·log b), accurate to the last places, as torch's float64.
 
-Tree is a pytree of arrays, as optax takes it.
+Tree is a pytree of arrays, as in optax.
 
-Letters: g gradient, t updates made with this one, m and v moments, lr is applied afterwards.
+Letters: g gradient, t updates including this one, m and v moments; lr is applied afterwards.
 """
 
 import math
@@ -19,21 +19,24 @@ Tree = Any
 
 
 class DampenedTraceState(NamedTuple):
-    """count: updates made. trace: torch's momentum_buffer."""
+    """The state of `dampened_trace`. count: updates made. trace: torch's momentum_buffer."""
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple's, as optax's own states do
     trace: Tree
 
 
 class AdagradState(NamedTuple):
-    """count: updates made. sum_of_squares: torch's sum."""
+    """The state of `scale_by_adagrad`. count: updates made. sum_of_squares: torch's sum."""
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple's, as optax's own states do
     sum_of_squares: Tree
 
 
 class NAdamState(NamedTuple):
-    """count, mu, nu: as of Adam. mu_product: the product of all momenta so far."""
+    """The state of `scale_by_nadam`.
+
+    count, mu, nu: as in Adam. mu_product: the product of all momenta so far.
+    """
 
     count: jax.Array  # type: ignore[assignment]  # hides tuple's, as optax's own states do
     mu: Tree
@@ -42,7 +45,7 @@ class NAdamState(NamedTuple):
 
 
 def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
-    """torch.nn.utils.clip_grad_norm_: g · min(1, max_norm / (‖all g‖ + 1e-6))."""
+    """Clip as torch.nn.utils.clip_grad_norm_ does: g · min(1, max_norm / (‖all g‖ + 1e-6))."""
 
     def update(gradients: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
         factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(gradients) + 1e-6))
@@ -52,7 +55,7 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
 
 
 def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransformation:
-    """torch.optim.SGD with dampening: b₁ = g₁, bₜ = momentum·bₜ₋₁ + (1 - dampening)·gₜ."""
+    """Apply torch's dampened momentum: b₁ = g₁, bₜ = momentum·bₜ₋₁ + (1 - dampening)·gₜ."""
 
     def init(params: Tree) -> DampenedTraceState:
         return DampenedTraceState(_zero(), optax.tree.zeros_like(params))
@@ -70,7 +73,7 @@ def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransform
 
 
 def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """torch.optim.Adam and AdamW: m/(1 - b1ᵗ) / (√v/√(1 - b2ᵗ) + eps)."""
+    """Scale as torch.optim.Adam and AdamW do: m/(1 - b1ᵗ) / (√v/√(1 - b2ᵗ) + eps)."""
 
     def init(params: Tree) -> optax.ScaleByAdamState:
         return optax.ScaleByAdamState(_zero(), *_zeros(params, 2))
@@ -93,9 +96,10 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def scale_by_nadam(
     b1: float, b2: float, eps: float, momentum_decay: float
 ) -> optax.GradientTransformation:
-    """torch.optim.NAdam: (g·(1 - μₜ)/(1 - Πμ) + m·μₜ₊₁/(1 - Πμ·μₜ₊₁)) / (√(v/(1 - b2ᵗ)) + eps).
+    """Scale as torch.optim.NAdam does.
 
-    μₜ = b1·(1 - 0.96^(t·momentum_decay)/2), Πμ their product up to t.
+    (g·(1 - μₜ)/(1 - Πμ) + m·μₜ₊₁/(1 - Πμ·μₜ₊₁)) / (√(v/(1 - b2ᵗ)) + eps), with
+    μₜ = b1·(1 - 0.96^(t·momentum_decay)/2), and Πμ their product up to t.
     """
 
     def momentum(t: jax.Array) -> jax.Array:
@@ -124,7 +128,7 @@ def scale_by_nadam(
 
 
 def scale_by_adagrad(eps: float, initial: float, lr_decay: float) -> optax.GradientTransformation:
-    """torch.optim.Adagrad: g / (√s + eps) / (1 + (t - 1)·lr_decay), s = initial + Σg²."""
+    """Scale as torch.optim.Adagrad: g / (√s + eps) / (1 + (t - 1)·lr_decay), s = initial + Σg²."""
 
     def init(params: Tree) -> AdagradState:
         return AdagradState(_zero(), optax.tree.full_like(params, initial))
@@ -145,7 +149,7 @@ def scale_by_adagrad(eps: float, initial: float, lr_decay: float) -> optax.Gradi
 
 
 def one_minus_power(b: float, count: jax.Array) -> jax.Array:
-    """1 - b**count, for 0 ≤ b < 1, without the cancellation."""
+    """Return 1 - b**count without cancellation, for 0 ≤ b < 1."""
     return -jnp.expm1(count.astype(_scalar()) * (math.log(b) if b else -math.inf))
 
 
@@ -166,5 +170,5 @@ def _zeros(params: Tree, times: int) -> list[Tree]:
 
 
 def _scalar() -> jnp.dtype:
-    """What scalars are computed in: float32, or float64 where JAX holds it."""
+    """Return the dtype of scalars: float32, or float64 if JAX has it enabled."""
     return jnp.result_type(float)

@@ -4,6 +4,7 @@ import pytest
 
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.selfcheck.power.catalogue import BUGS
+from jax_attn.selfcheck.training_bugs import optimizer_bugs
 from jax_attn.selfcheck.training_bugs.cases import TRAINING_CASES
 from jax_attn.selfcheck.training_bugs.encoder import ENCODER_BUGS, ENCODER_CASES, judge_encoder
 from jax_attn.selfcheck.training_bugs.optimizer_bugs import OPTIMIZER_BUGS
@@ -35,6 +36,15 @@ def test_a_planted_bug_fails_in_its_case(name):
 def test_no_name_stands_twice():
     assert not CASES_OF_BUGS.keys() & BUGS.keys()
     assert len(CASES_OF_BUGS) == len(OPTIMIZER_BUGS) + len(ENCODER_BUGS)
+
+
+@pytest.mark.parametrize("name", ["clip by value: left out", "accumulated: mean for sum"])
+def test_a_bug_is_the_same_each_time_it_is_planted(name, monkeypatch):
+    monkeypatch.setattr(optimizer_bugs, "_like", lambda case, recipe: recipe)
+    bug = OPTIMIZER_BUGS[name]
+    planted = bug.make()
+    assert planted != TRAINING_CASES[bug.case].recipe
+    assert bug.make() == planted
 
 
 def test_every_case_has_a_wrong_optimizer_and_passes_right():

@@ -50,6 +50,10 @@ def layer() -> Figure:
     """A check with default arguments, as README has it, twice in this process; imports apart."""
     import numpy as np
     import torch
+
+    # torch imports these when it first dispatches a tensor subclass and differentiates.
+    import torch.distributed.tensor
+    import torch.fx.experimental.symbolic_shapes
     from flax import nnx
 
     from jax_attn import MultiHeadAttention, parity, transfer

@@ -68,6 +68,9 @@ def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
     except TransferError as error:
         refuse(error)
     contents.notes.extend(str(problem) for problem in (*wrapped, *unreadable))
+    if tensors.left_out:
+        files = ", ".join(tensors.left_out)
+        contents.notes.append(f"left out, as transformers reads {tensors.path.name} only: {files}")
     if as_json:
         click.echo(json.dumps({"path": str(checkpoint), **asdict(contents)}, indent=1))
         return

@@ -251,18 +251,28 @@ def _unplaced(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[Probl
 
 
 def _place(model: Model, sharding: Placing) -> None:
-    """Record in an abstract model the sharding of each parameter."""
+    """Record in an abstract model the sharding of each parameter.
+
+    Raises TransferError with every parameter that its sharding cannot shard.
+    """
     if sharding is None:
         return
     if isinstance(sharding, Mapping):
         sharding = _by_pattern(sharding, flatten(model))
-    placed = []
+    placed, problems = [], []
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         old = variable.get_value()
         dotted = ".".join(map(str, path))
         where = sharding if isinstance(sharding, Sharding) else sharding(dotted, old.shape)
-        new = jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=where)
-        placed.append((path, variable.replace(new)))
+        try:
+            new = jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=where)
+        except ValueError as error:
+            text = f"expected a sharding for an array of shape {list(old.shape)}: {error}"
+            problems.append(Problem("unwritten", dotted, text))
+        else:
+            placed.append((path, variable.replace(new)))
+    if problems:
+        raise _error(problems)
     nnx.update(model, nnx.from_flat_state(placed))
 
 

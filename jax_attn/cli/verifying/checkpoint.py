@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from jax_attn.transfer.problems import Problem
 
 _ONLY_ATTENTION = "only the attention is verified, because the whole model cannot be"
-_USUAL = ("model.safetensors", "model.safetensors.index.json")
-"""The files that transformers looks for first."""
 
 
 class Scope(NamedTuple):
@@ -100,13 +98,14 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
 def _model_problems(path: Path, config: "Config | None", scope: Scope) -> "list[Problem] | None":
     """Return why the whole model cannot be verified, or None if only attention is asked for."""
     from jax_attn.families import model_problems
+    from jax_attn.transfer.files.checkpoint import USUAL
     from jax_attn.transfer.problems import Problem
 
     if scope.attention or (not scope.asks_for_model and (scope.num_heads or scope.num_kv_heads)):
         return None
     if config is None:
         return [Problem("file", str(path), "expected a config.json beside the tensors, got none")]
-    if not path.is_dir() and path.name not in _USUAL:
+    if not path.is_dir() and path.name not in USUAL:
         text = "expected a folder, because transformers does not look for a file of this name"
         return [Problem("file", str(path), text, f"pass {path.parent}")]
     return model_problems(config)

@@ -1,1 +1,1 @@
-"""Judge arrays: comparison, budget, oracle and result. This package uses only NumPy."""
+"""Judge arrays: budget, comparison, findings and result. This package uses only NumPy."""

@@ -22,6 +22,8 @@ from jax_attn.transfer.problems import PROBLEMS_SHOWN, Problem, TransferError, f
 INDEX = ".index.json"
 _SAFETENSORS = ".safetensors"
 _SUFFIXES = (_SAFETENSORS, *pickled.SUFFIXES)
+USUAL = ("model.safetensors", "model.safetensors.index.json")
+"""The files of a folder that transformers reads, the first that there is; others are left out."""
 _OF_MANY = re.compile(r"(.*)-\d{1,9}-of-(\d{1,9})(\.\w+)")
 
 Views = dict[str, Any]
@@ -44,7 +46,11 @@ class Checkpoint(LazyMapping[np.ndarray]):
 
     Attributes:
       stamps: the state of its files when they were opened.
+      left_out: the names of other files of safetensors in its folder, which transformers does not
+        read either.
     """
+
+    left_out: tuple[str, ...] = ()
 
     def __init__(
         self, path: Path, tensors: Mapping[str, Any], homes: Mapping[str, Path], stamps: Stamps
@@ -125,8 +131,10 @@ def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) ->
     Args:
       path: a .safetensors file; a .bin, .pt, .pth or .ckpt file (torch's pickle, which needs torch
         2.10 and is read as weights only); an index (`*.index.json`) of such files, or the name of
-        the index without ".index.json"; or a folder that has one of them. In a folder, safetensors
-        take precedence over pickles, and an index over single files.
+        the index without ".index.json"; or a folder that has one of them. From a folder,
+        model.safetensors is read, or model.safetensors.index.json if that is missing, as by
+        transformers; `Checkpoint.left_out` names the other files. In a folder with neither,
+        safetensors take precedence over pickles, and an index over single files.
       part: the key of the tensors, such as "state_dict", in a pickle that holds other values too.
 
     Returns:
@@ -162,6 +170,13 @@ def _load_folder(folder: Path, part: str | None) -> Checkpoint:
     def ending(*suffixes: str) -> list[str]:
         return [name for name in names if name.endswith(suffixes)]
 
+    for file in USUAL:
+        if file in names:
+            checkpoint = load_checkpoint(folder / file, part=part)
+            read = {each.name for each in checkpoint.stamps}
+            every = ending(_SAFETENSORS, _SAFETENSORS + INDEX)
+            checkpoint.left_out = tuple(name for name in every if name not in read)
+            return checkpoint
     if indices := ending(_SAFETENSORS + INDEX):
         return _load_index(_only(folder, indices), part)
     if files := ending(_SAFETENSORS):

@@ -24,7 +24,8 @@ def unplaceable(arrays: Mapping[str, Any]) -> list[Problem]:
             try:
                 where.shard_shape(old.shape)
             except ValueError as error:
-                text = f"expected an array that its sharding divides: {error}"
+                shape = list(old.shape)
+                text = f"expected an array of shape {shape} that its sharding divides: {error}"
                 problems.append(Problem("unwritten", path, text))
     return problems
 

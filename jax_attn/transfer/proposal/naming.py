@@ -62,7 +62,6 @@ _FILLERS = frozenset(
     {"proj", "projection", "linear", "lin", "dense", "layer", "layers", "block", "blocks", "h"}
     | {"w", "c", "to", "model", "module", "transformer"}
 )
-_MEANINGS = frozenset(_WORDS.values())
 _PLACES = ({"encoder", "decoder"}, {"self", "cross"}, {"attn", "mlp"})
 _ROLES = (
     {"q", "k", "v", "out", "qkv", "kv"},

@@ -266,7 +266,11 @@ def untied(layout: Layout, tensors: Tensors) -> list[Problem]:
             problems += error.problems
         else:
             text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
-            problems.append(Problem("ambiguous", key, text, "leave one of the two out"))
+            hint = (
+                "if the model has both, untie them: tie_word_embeddings=false in config.json, or "
+            )
+            hint += "rows of their own; leaving one out would change the model"
+            problems.append(Problem("ambiguous", key, text, hint))
     return problems
 
 

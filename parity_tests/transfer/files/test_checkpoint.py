@@ -133,6 +133,37 @@ def test_an_index_says_which_files_count(tmp_path):
         np.testing.assert_array_equal(checkpoint["a"], A)
 
 
+INDEX = "model.safetensors.index.json"
+OTHERS = {
+    "weights of another layout": ({"consolidated": {"w": C}}, None, ("consolidated.safetensors",)),
+    "shards": ({"one": {"a": A + 1}}, {"a": "one.safetensors"}, (INDEX, "one.safetensors")),
+    "an index alone": ({}, {"a": "gone.safetensors"}, (INDEX,)),
+    "a variant": ({"model.fp16": {"a": A + 1}}, None, ("model.fp16.safetensors",)),
+}
+
+
+@pytest.mark.parametrize(("files", "weight_map", "left_out"), OTHERS.values(), ids=OTHERS)
+def test_a_single_file_of_the_usual_name_is_read_alone(tmp_path, files, weight_map, left_out):
+    """As transformers does; what else lies there is named."""
+    shards(tmp_path, model={"a": A}, **files)
+    if weight_map:
+        index(tmp_path, weight_map)
+    with load_checkpoint(tmp_path) as checkpoint:
+        assert set(checkpoint) == {"a"}
+        np.testing.assert_array_equal(checkpoint["a"], A)
+        assert checkpoint.left_out == left_out
+
+
+def test_the_usual_index_is_read_beside_others(tmp_path):
+    shards(tmp_path, one={"a": A}, two={"b": C}, consolidated={"a": A + 1})
+    index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
+    index(tmp_path, {"a": "consolidated.safetensors"}, "consolidated.safetensors.index.json")
+    with load_checkpoint(tmp_path) as checkpoint:
+        np.testing.assert_array_equal(checkpoint["a"], A)
+        others = ("consolidated.safetensors", "consolidated.safetensors.index.json")
+        assert checkpoint.left_out == others
+
+
 def test_a_dtype_that_numpy_lacks_is_named_when_it_is_read(tmp_path):
     path = tmp_path / "model.safetensors"
     torch_save_file({"a": torch.ones(4).to(torch.float8_e4m3fn), "b": torch.ones(2)}, path)

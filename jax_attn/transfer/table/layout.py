@@ -266,10 +266,8 @@ def untied(layout: Layout, tensors: Tensors) -> list[Problem]:
             problems += error.problems
         else:
             text = f"expected the tensor of {other!r}, bit for bit, to which it is tied"
-            hint = (
-                "if the model has both, untie them: tie_word_embeddings=false in config.json, or "
-            )
-            hint += "rows of their own; leaving one out would change the model"
+            hint = "if the model has both, untie them by tie_word_embeddings=false in config.json, "
+            hint += "or by rows of their own; leaving one out would change the model"
             problems.append(Problem("ambiguous", key, text, hint))
     return problems
 

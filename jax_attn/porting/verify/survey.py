@@ -37,7 +37,7 @@ Options = Mapping[str, int | None]
 
 STATEMENT = "verified our rebuild of the attention weights, not the whole model"
 STATEMENT_OF_PORTS = "verified the attention weights that were written, not the whole model"
-_NO_CONFIG = "no config.json beside it: what else the model does in its attention is not known"
+_NO_CONFIG = "there is no config.json, so other features of the model's attention are unknown"
 _SHOWN = 8
 
 
@@ -260,7 +260,7 @@ def _note_packed(block: AttentionBlock) -> tuple[str, ...]:
 
 
 def _note_beside(beside: Sequence[str]) -> tuple[str, ...]:
-    return (f"beside it, and no part of the rebuild: {_first(beside)}",) * bool(beside)
+    return (f"other tensors of the block, not in the rebuild: {_first(beside)}",) * bool(beside)
 
 
 def _first(names: Sequence[str]) -> str:

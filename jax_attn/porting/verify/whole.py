@@ -27,7 +27,7 @@ _BYTES, _BYTES_COMPARED = 28, 47
 """Bytes of memory for each parameter, and further bytes if its gradient is compared at once."""
 
 _WHOLE = "the whole model"
-_ATTENTION = "--attention verifies the attention alone, without transformers"
+_ATTENTION = "--attention verifies only the attention, without transformers"
 
 
 def verify_whole(path: Path, config: Config, *, explain: bool = False) -> Iterator[Result]:

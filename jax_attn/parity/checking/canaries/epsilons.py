@@ -174,7 +174,7 @@ def _of_denominators(prepared: Prepared) -> Iterator[Finding]:
         yield StandingNote(
             "epsilon-of-denominator",
             f"a port without the epsilon of {epsilon:g} in a denominator{inside(paths)} would "
-            "pass: beside it the denominators are too large",
+            "pass: the denominators are too large for it to show",
         )
 
 
@@ -189,7 +189,7 @@ def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> Fi
     need = math.sqrt(change / (2 * _SEEN * roundoff))
     return Finding(
         "epsilon",
-        f"a wrong epsilon of a norm{where} would pass: beside activations with "
+        f"a wrong epsilon of a norm{where} would pass: with activations of "
         f"{have}, {_other(epsilon):g} in place of {epsilon:g} gives the same outputs; to show "
         f"it, use activations with an RMS of {need:.2g} or less, on which the outputs depend",
     )

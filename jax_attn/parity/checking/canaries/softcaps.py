@@ -87,7 +87,7 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
         fact = f"no argument of it is larger than {largest:.2g}"
         of_scores, of_others = "scores about as large as the cap", "arguments of about 1"
         if largest >= _BENT:
-            fact = "what it gives changes no compared tensor by more than rounding"
+            fact = "its result changes no compared tensor by more than rounding"
             of_scores = of_others = "outputs that depend on it"
         if _is_softcap(prepared, kind):
             bug = f"a softcap (the {tanh}) that is left out or wrong"

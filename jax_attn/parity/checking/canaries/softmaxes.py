@@ -95,7 +95,7 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         if run is None:
             refused = (
                 f"whether these inputs would reveal {canary.name} was not checked: the reference "
-                "raises an error where this bug is planted in it"
+                "raises an error if this bug is planted in it"
             )
             notes.append(StandingNote("softmax-not-tried", refused))
             continue

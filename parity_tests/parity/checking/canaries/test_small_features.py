@@ -1,4 +1,4 @@
-"""Features too small beside the others for an error to show are noted, and no others."""
+"""Features too small, compared with the others, for an error to show are noted; no others are."""
 
 import numpy as np
 import pytest

@@ -56,7 +56,7 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
         return OtherIntegers(notes)
     together = with_inputs(prepared.reference, varied)
     if run_planted(together, Float64()) is None:
-        why = "the reference raises an error where all have other values"
+        why = "the reference raises an error if all have other values"
         return OtherIntegers((*notes, _not_checked(varied, why)))
     each = {
         name: _on(prepared, with_inputs(prepared.reference, {name: value}))

@@ -65,6 +65,6 @@ def kept_outputs(
         return ()
     failure = (
         f"eager: on other inputs of the same shapes the port gives {quoted(kept)} as on these, and "
-        "the reference does not: does it keep what it once computed outside of its Variables?"
+        "the reference does not: does the port keep results outside its Variables?"
     )
     return (Finding("outputs-kept", failure),)

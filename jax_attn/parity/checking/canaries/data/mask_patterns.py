@@ -53,7 +53,7 @@ def _of_axes(
         if several and _is_read(prepared, name, others):
             yield Finding(
                 "alike-along-axis",
-                f"{label} is the same all along its axis {axis}, so a port that reads one place "
+                f"{label} is the same all along its axis {axis}, so a port that reads one index "
                 f"there for all would pass; to show it, use one that differs along axis {axis}",
             )
 
@@ -69,7 +69,7 @@ def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[Findin
     if _is_read(prepared, name, np.where(bias == 0, between, bias)):
         yield Finding(
             "bias-as-mask",
-            f"input {name!r} holds 0 and {values[0]:g} alone, so a port that reads it as a mask, "
+            f"input {name!r} holds only 0 and {values[0]:g}, so a port that reads it as a mask, "
             "instead of adding it to the scores, would pass; to show it, use other numbers "
             "in it, or gradients=True",
         )
@@ -111,7 +111,7 @@ _ORDINARY = (
     (
         "mask-one-end",
         _hides_one_end,
-        "hides tokens at one end of each row alone, so a port that reads only how many it hides "
+        "hides tokens only at one end of each row, so a port that reads only how many it hides "
         "would pass; to show it, use a row in which a hidden token stands between two that "
         "are not",
     ),

@@ -30,7 +30,7 @@ def small_features(prepared: Prepared) -> tuple[Finding, ...]:
             continue
         notes.append(
             f"{int(small.sum())} of the {features} features of output {name!r}, along its last "
-            f"axis, are so small beside the others that an error of {POWER:.0%} in them would "
+            f"axis, are so much smaller than the others that an error of {POWER:.0%} in them would "
             "pass; to show it, use a reference_call and port_call that return them under a "
             "name of their own"
         )

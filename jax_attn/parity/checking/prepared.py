@@ -40,7 +40,7 @@ _FEW, _MORE = 2**10, 4
 
 @dataclass(frozen=True)
 class Prepared:
-    """A reference on its inputs, with all that a port is compared with; each part is computed once.
+    """A reference on its inputs, and all that a port is compared with; each part is computed once.
 
     oracle: cotangents -> `Run` in float64; None stands for the reference itself in float64.
     precision: the precision of the budget, if it differs from `dtype` (a matrix unit that rounds).
@@ -78,7 +78,7 @@ class Prepared:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What both sides are called on."""
+        """The inputs of both sides."""
         return self.reference.inputs
 
     @cached_property
@@ -93,7 +93,7 @@ class Prepared:
 
     @cached_property
     def remembers(self) -> bool:
-        """Whether the reference keeps something of a call outside of its buffers."""
+        """True if the reference keeps state of a call outside its buffers."""
         return self.reference.remembers()
 
     @cached_property
@@ -272,9 +272,9 @@ class Prepared:
 
     @cached_property
     def again(self) -> "Prepared | None":
-        """The same with the budget of what JAX stores, which is tried where a narrow dtype fails.
+        """The same with a budget for what JAX stores, which is tried if a narrow dtype fails.
 
-        None in a wide dtype, and of what has that budget already.
+        None in a wide dtype, and if `self` already has that budget.
         """
         if self.dtype not in NARROW or self.as_jax:
             return None
@@ -326,10 +326,10 @@ class Prepared:
                 failures += findings("inference-errs", told)
         return tuple(failures)
 
-    # --- what else is asked of the reference ------------------------------------------------------
+    # --- other facts about the reference ----------------------------------------------------------
 
     def fact(self, prepare: Callable[["Prepared"], Fact]) -> Fact:
-        """Return what `prepare` finds of this reference, computed once."""
+        """Return `prepare(self)`, computed once."""
         if prepare not in self._facts:
             self._facts[prepare] = prepare(self)
         return self._facts[prepare]
@@ -339,7 +339,7 @@ class Prepared:
         return {}
 
     def complete(self) -> None:
-        """Compute every number that a comparison may ask for; after it, it asks no module."""
+        """Compute every number that a comparison may need; it uses no module afterwards."""
         _ = self.inputs, self.parameters, self.differentiated, self.own, self.exact, self.budgets
         _ = self.buffers, self.remembers, self.padding_rows, self.reference_failures
         _ = self.near_decisions, self.near_sides

@@ -1,8 +1,7 @@
-"""What a check finds out beside the comparison of numbers: a table of probes, each in two halves.
+"""Findings of a check other than the comparison of numbers: a table of probes, each in two halves.
 
-The first half asks the reference on its inputs, and its answer is plain arrays and words. The
-second half judges a port by that answer, and asks the reference no more: once `complete` has run,
-the torch module may be gone.
+The first half runs the reference on its inputs and returns plain arrays and text. The second half
+judges a port by that answer without the reference: after `complete`, the torch module may be gone.
 """
 
 from collections.abc import Callable
@@ -40,10 +39,10 @@ def weights(prepared: Prepared) -> Weights:
 
 @dataclass(frozen=True)
 class PortSide:
-    """A port, how it is run, and how its weights compare with the reference's.
+    """A port, its transforms, and the comparison of its weights with the reference's.
 
-    beside: of a port on a mesh, the same on one device. passed_over: the reference's parameters
-    whose gradients are not compared.
+    beside: for a port on a mesh, the same port on one device. passed_over: the reference's
+    parameters whose gradients are not compared.
     """
 
     port: Port
@@ -69,22 +68,22 @@ class PortSide:
 
 
 class Probe(NamedTuple):
-    """One thing to find out.
+    """One question of a check.
 
-    prepare: what the reference alone answers. judge: (answer, `Prepared`, `PortSide`) -> findings;
-    of `Prepared` it reads numbers alone.
+    prepare: finds the answer with only the reference. judge: (answer, `Prepared`, `PortSide`) ->
+    findings; it reads only numbers of `Prepared`.
     """
 
     prepare: Callable[[Prepared], Any]
     judge: Callable[[Any, Prepared, PortSide], Findings]
 
     def findings(self, prepared: Prepared, side: PortSide) -> Findings:
-        """Return what it finds of a port."""
+        """Return the findings on a port."""
         return self.judge(prepared.fact(self.prepare), prepared, side)
 
 
 def nothing(prepared: Prepared) -> None:
-    """Ask the reference nothing: its numbers, or the port's, say all."""
+    """Ask the reference nothing; its numbers, or the port's, suffice."""
 
 
 def _weights(own: Weights, prepared: Prepared, side: PortSide) -> Findings:
@@ -128,7 +127,7 @@ PROBES = (
     Probe(read_numbers, lambda notes, *_: Findings(notes=notes)),
     Probe(integers_left_out, _scope),
 )
-"""What is found out of every port."""
+"""The probes of every port."""
 
 OF_OTHER_INPUTS = (
     Probe(
@@ -142,11 +141,11 @@ OF_OTHER_INPUTS = (
         ),
     ),
 )
-"""What is found out of a port that does not fail: it is run on other inputs, too."""
+"""The probes of a port that does not fail; they run it on other inputs."""
 
 
 def complete(prepared: Prepared) -> None:
-    """Ask the reference all that judging any port needs; after it, the module is not used."""
+    """Compute all that judging any port needs of the reference; afterwards its module is unused."""
     prepared.complete()
     for prepare in (*(probe.prepare for probe in (*PROBES, *OF_OTHER_INPUTS)), *_ON_FAILURE):
         prepared.fact(prepare)
@@ -165,7 +164,7 @@ def scope(
 ) -> StandingNote:
     """Return a note on the inputs and transforms that were run, and on those that were not.
 
-    left_out: inputs without which the reference may be called.
+    left_out: names of inputs that the reference does not need.
     """
     arrays = inputs.named(inputs.args, inputs.kwargs)
     shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]

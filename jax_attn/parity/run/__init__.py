@@ -1,4 +1,4 @@
-"""Both sides run: inputs and outputs, torch modes, emulated matrix units."""
+"""Running both sides: their inputs and outputs, torch modes, emulated matrix units."""
 
 TRANSFORMS = ("eager", "jit", "grad", "vmap", "remat")
-"""How a port can be run through JAX, without a framework imported."""
+"""The ways to run a port through JAX; listed here so that reading them imports no framework."""

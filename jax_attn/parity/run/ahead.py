@@ -1,9 +1,9 @@
-"""Programs of a port, compiled in a thread while the reference runs; XLA needs no Python lock.
+"""Compile a port's programs in a thread while the reference runs; XLA does not hold Python's lock.
 
-The thread runs nothing of the user's: the port is traced by the caller. Op by op, it compiles the
-backward pass, whose operations a trace knows, the last one first, since the run itself begins with
-the first. Both compile into JAX's own caches, under keys that hold every setting, so that the run
-compiles what the thread has not, or has under another setting.
+The thread runs no user code: the caller traces the port. For the eager run, the thread compiles the
+operations of the backward pass, which the trace lists, from the last to the first, because the run
+itself begins with the first. Thread and run compile into JAX's own caches, whose keys hold every
+setting, so the run compiles only what the thread has not compiled under the same settings.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ from jax_attn.parity.run.programs import Traced
 
 @contextlib.contextmanager
 def compiled_ahead(port: Port, cotangents: Arrays, transforms: Sequence[str]) -> Iterator[None]:
-    """Compile meanwhile what the port's first runs under eager and jit need.
+    """Compile in the background what the port's first runs under eager and jit need.
 
-    Only on a CPU: the memory of an accelerator may hold one run and no other beside it.
+    Does nothing except on a CPU: an accelerator's memory may hold only one run at a time.
     """
     pool = ThreadPoolExecutor(1)
     try:
-        # What the port raises its run raises again, where it is told.
+        # If the port raises an error here, its run raises it again and reports it.
         with contextlib.suppress(Exception), full_precision() as (platform, _):
             if platform == "cpu" and port.placement is None:
                 _submit(pool, port, cotangents, transforms)
@@ -65,7 +65,7 @@ def _submit(
 
 
 def _backward(forward: Forward, args: Arguments, cotangents: Tree) -> Iterator[Callable[[], Any]]:
-    """Each operation of the backward pass once, on zeros, the last one first."""
+    """Return calls that run each distinct operation of the backward pass on zeros, last first."""
     x64, device = x64_is_on(), jax.config.jax_default_device  # type: ignore[attr-defined]
 
     def on_zeros(equation: jex.JaxprEqn) -> None:
@@ -90,7 +90,7 @@ def _backward(forward: Forward, args: Arguments, cotangents: Tree) -> Iterator[C
 
 
 def _is_plain(equation: jex.JaxprEqn) -> bool:
-    """Whether an operation ends on any numbers and does nothing beside its result."""
+    """Return whether an operation terminates on any numbers and has no side effects."""
     inside = list(jex.jaxprs_in_params(equation.params))
     if equation.effects or "callback" in equation.primitive.name:
         return False

@@ -1,4 +1,4 @@
-"""Calls in a few threads at once, whose results are taken in order."""
+"""Concurrent calls in a few threads, with results in the order of the calls."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 def in_order(
     call: Callable[[Item], Result], items: Iterable[Item], threads: int
 ) -> Iterator[Result]:
-    """call(item) for each item, in order; at most `threads` are under way or not yet taken.
+    """Yield call(item) for each item, in order; at most `threads` calls are running or unread.
 
-    What a call raises is raised where its result would be; the calls under way are waited for.
+    An error of a call is raised in place of its result, after the running calls have ended.
     """
     left = iter(items)
     with ThreadPoolExecutor(threads) as pool:
@@ -26,6 +26,6 @@ def in_order(
 
 
 def together(calls: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
-    """The results of the calls, each begun as soon as a thread is free."""
+    """Return the results of the calls, in order; each call starts as soon as a thread is free."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda call: call(), calls))

@@ -1,4 +1,4 @@
-"""Call either side, and name the side and its inputs where it raises."""
+"""Call the reference or the port; if it raises an error, name the side and its inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,16 +8,16 @@ from jax_attn.parity.run.inputs_and_runs import Inputs
 
 
 class RaisedError(ValueError):
-    """What a side raised on its inputs; the error itself is the cause."""
+    """A side raised an error on its inputs; that error is the cause of this one."""
 
 
 def call_side(
     side: str, inputs: Inputs, call: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """What `call` gives, of a side on these inputs.
+    """Return the result of `call`, which runs a side on these inputs.
 
-    Raises RaisedError, which names the side and the inputs, for what it raises; this package's own
-    errors, which name the argument, as they are.
+    Raises RaisedError, which names the side and the inputs, for any error of the call, except that
+    ArgumentError, which names the argument itself, and MemoryError pass through unchanged.
     """
     try:
         return call(*args, **kwargs)
@@ -32,6 +32,6 @@ def call_side(
 
 
 def as_raised(error: Exception) -> str:
-    """An error's type and message; of a RaisedError those of its cause."""
+    """Return an error's type and message; for a RaisedError, those of its cause."""
     cause = error.__cause__ if isinstance(error, RaisedError) else error
     return f"{type(cause).__name__}: {cause}"

@@ -1,8 +1,8 @@
-"""What the compilers for other devices say, on a host that has none of those devices.
+"""Compile for other devices, on a host that has none of them.
 
-`compile_for_tpu` runs the real TPU compiler (libtpu) for a TPU that is not there: proof that
-a function compiles, and what it would take; nothing is run, so it proves no number right.
-`lower_everywhere` goes as far as the portable form that each device's compiler would be given.
+`compile_for_tpu` runs the real TPU compiler (libtpu) without a TPU: it proves that a function
+compiles and reports its cost; nothing is run, so it does not prove that any number is right.
+`lower_everywhere` stops at the portable form (StableHLO) that each device's compiler takes.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ INSTALL = "pip install 'jax-attn[tpu]'"
 
 # libtpu reads these once, when it is loaded. Without the first, a second process on the host
 # that loads it fails on a lock file; without the others it complains on stderr that it cannot
-# tell which TPU it is on. What it compiles for, the topology says.
+# tell which TPU it is on. They do not choose the target; the topology does.
 LIBTPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -36,7 +36,7 @@ LIBTPU_ENVIRONMENT = {
 
 
 def why_no_tpu_compiler() -> str | None:
-    """None where `compile_for_tpu` can work; else why not, with the line that would mend it."""
+    """Return why `compile_for_tpu` cannot work, with the command that mends it; None if it can."""
     if importlib.util.find_spec("libtpu") is None:
         return f"the TPU compiler, libtpu, is not installed: {INSTALL}"
     try:
@@ -48,26 +48,26 @@ def why_no_tpu_compiler() -> str | None:
 
 
 def compile_for_tpu(fn: Callable, *abstract_args: Any, topology: str = "v5e:2x2") -> dict[str, Any]:
-    """Compile `fn` for one device of a TPU topology, or for a mesh, and report, in plain data.
+    """Compile `fn` for one device of a TPU topology, or for a mesh, and return a report.
 
     fn: traceable, jitted or not. abstract_args: pytrees whose leaves have a shape and a dtype
-    (arrays, `jax.ShapeDtypeStruct`); values are not looked at. Where a `jax.ShapeDtypeStruct` lies
-    on a mesh of `mesh_for_tpu(topology, …)`, all do. topology: as libtpu spells it, `v5e:2x2`,
+    (arrays, `jax.ShapeDtypeStruct`); values are not read. If one `jax.ShapeDtypeStruct` lies on a
+    mesh of `mesh_for_tpu(topology, …)`, all must. topology: in libtpu's spelling, `v5e:2x2`,
     `v6e:2x2`, `v4:2x2x1`, `v5:2x2x1`, `tpu7x:2x2x1`.
 
-    Returns target, compiler (libtpu's version), seconds (lowering and compiling), flops and
-    bytes (XLA's count for one call; a Pallas kernel without an estimate of its own counts as
-    −1 or 0), temporaries, arguments, outputs (bytes of device memory), collectives (names,
-    one an operation, in the compiled program's order).
+    Returns a dict with target, compiler (libtpu's version), seconds (lowering and compiling), flops
+    and bytes (XLA's count for one call; a Pallas kernel without its own estimate counts as −1 or
+    0), temporaries, arguments, outputs (bytes of device memory) and collectives (the name of each
+    operation, in the compiled program's order).
 
-    The host's own backend is left as it is. Raises RuntimeError where there is no TPU compiler
-    (`why_no_tpu_compiler` says why), ValueError for a topology that libtpu does not know and
-    for a leaf without shape and dtype, or of a width that jax would narrow silently.
+    The host's own backend stays unchanged. Raises RuntimeError if there is no TPU compiler
+    (`why_no_tpu_compiler` gives the reason); ValueError for a topology that libtpu does not know,
+    for a leaf without shape and dtype, and for a leaf whose dtype jax would silently narrow.
     """
     start = time.perf_counter()
     compiled = _compile(fn, abstract_args, topology)
     seconds = time.perf_counter() - start
-    # As dict and text for the one program that is compiled here; jax declares them optional.
+    # Set for the one program that is compiled here, although jax declares both optional.
     memory: Any = compiled.memory_analysis()
     cost: Any = compiled.cost_analysis()
     return {
@@ -84,7 +84,7 @@ def compile_for_tpu(fn: Callable, *abstract_args: Any, topology: str = "v5e:2x2"
 
 
 def mesh_for_tpu(topology: str, axes: Mapping[str, int], axis_type: AxisType) -> Mesh:
-    """A mesh of all devices of a TPU topology; axes: name → size, all of one type.
+    """Return a mesh of all devices of a TPU topology; axes: name → size, all of one type.
 
     Raises RuntimeError and ValueError as `compile_for_tpu` does.
     """
@@ -96,12 +96,12 @@ def mesh_for_tpu(topology: str, axes: Mapping[str, int], axis_type: AxisType) ->
 def lower_everywhere(
     fn: Callable, *abstract_args: Any, platforms: Sequence[str] = ("cpu", "cuda", "tpu")
 ) -> dict[str, dict[str, Any]]:
-    """Export `fn` for each platform, as `jax.export` does, and keep nothing but the tally.
+    """Export `fn` for each platform with `jax.export`, and return counts of what it lowers to.
 
-    Returns, for each platform, seconds, operations (of StableHLO), custom_calls (the kernels
-    it would need there, by name, sorted) and error: None, or why it does not lower there, the
-    others being None then. Needs no device and no compiler. Arguments, and the ValueError for
-    them, as `compile_for_tpu`'s; a function that cannot be traced raises its own error.
+    Returns, for each platform, a dict with seconds, operations (of StableHLO), custom_calls (the
+    sorted names of the kernels it needs there) and error: None, or why it does not lower there, in
+    which case the others are None. Needs no device and no compiler. Takes the arguments of
+    `compile_for_tpu` and raises its ValueError; if `fn` cannot be traced, raises the error of `fn`.
     """
     shapes = _abstract(abstract_args, sharding=None)
     jax.eval_shape(fn, *shapes)
@@ -128,7 +128,7 @@ def _device(topology: str) -> Any:
 
 @functools.cache
 def _devices(topology: str) -> list:
-    """The devices of a topology; loads libtpu, but makes no backend of it."""
+    """Return the devices of a topology; loads libtpu, but creates no backend."""
     with _libtpu_environment():
         try:
             return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
@@ -138,7 +138,7 @@ def _devices(topology: str) -> list:
 
 @contextlib.contextmanager
 def _libtpu_environment() -> Iterator[None]:
-    """What libtpu is to find when it loads; child processes do not inherit it."""
+    """Set libtpu's variables while it loads; child processes do not inherit them."""
     added = {k: v for k, v in LIBTPU_ENVIRONMENT.items() if k not in os.environ}
     os.environ.update(added)
     try:
@@ -151,7 +151,7 @@ def _libtpu_environment() -> Iterator[None]:
 def _abstract(
     args: tuple, sharding: SingleDeviceSharding | None, devices: Set[Any] = frozenset()
 ) -> tuple:
-    """A leaf's own sharding among these devices stays in place of the given one."""
+    """Return the shapes and dtypes of `args`; a leaf keeps its own sharding on these devices."""
 
     def one(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
         name = f"abstract_args{jax.tree_util.keystr(path)}"

@@ -1,11 +1,11 @@
-"""What a matrix unit's rounding does to a computation, run where there is no such unit.
+"""Emulate the rounding of a matrix unit on a host that has none.
 
 A TPU's MXU and an NVIDIA tensor core do not multiply float32: they round the operands of
 a product, multiply the rounded values exactly and add up in float32. XLA:CPU has no such
-step, whatever precision it is asked for. `emulate` runs a function's jaxpr with that step
-put in, so that the rounding, and what it does to everything downstream, can be judged on a
-CPU. Only products are changed: the device's own exp, tanh and reductions are not emulated,
-nor the order in which it adds.
+step, whatever precision is requested. `emulate` runs a function's jaxpr with that step
+inserted, so the rounding and its effect on everything downstream can be judged on a CPU.
+Only products change: the device's own exp, tanh and reductions are not emulated, nor is
+the order in which it adds.
 """
 
 import functools
@@ -22,7 +22,7 @@ DEFAULT, HIGH, HIGHEST = lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precisio
 
 
 class Rounding(NamedTuple):
-    """One operand as a sum of at most `parts` numbers with `bits` explicit mantissa bits each."""
+    """An operand's rounding: a sum of at most `parts` numbers of `bits` explicit mantissa bits."""
 
     bits: int
     parts: int = 1
@@ -32,11 +32,11 @@ FLOAT32 = Rounding(bits=23)
 
 
 class Unit(NamedTuple):
-    """How a device rounds: by the `precision`, or the algorithm, that a product asks for."""
+    """A device's rounding for each `precision` or algorithm that a product may request."""
 
     name: str
     rounds: dict[lax.Precision | lax.DotAlgorithmPreset, Rounding]
-    strictest_governs: bool  # where a product names a precision for each operand
+    strictest_governs: bool  # if a product names a precision for each operand
 
 
 # mxu: read off what XLA:TPU schedules (v5e): float32 takes 1, 3 and 6 passes at DEFAULT,
@@ -77,20 +77,20 @@ UNITS = {
 
 
 def emulate(fn: Callable, unit: str) -> Callable:
-    """`fn` with the operands of its every product rounded as `unit` rounds them.
+    """Return `fn` with the operands of every product rounded as `unit` rounds them.
 
-    fn: arrays (pytrees of them) in, arrays out, traceable; jitted here. unit: a name in
-    `UNITS`. A product's own `precision` is heeded, and `jax.default_matmul_precision`
-    where the call is made. float32, bfloat16, float16 and narrower are rounded and summed
-    in float32; float64 and integers are left alone, as those devices compute them without
-    these roundings.
+    fn: a traceable function from (pytrees of) arrays to arrays; it is jitted here. unit: a
+    name in `UNITS`. Each product's own `precision` applies, and so does
+    `jax.default_matmul_precision` at the time of the call. float32, bfloat16, float16 and
+    narrower are rounded and summed in float32; float64 and integers stay unchanged, because
+    those devices compute them without these roundings.
 
-    The result refuses to be differentiated, since a derivative taken from outside would
-    hold products that nobody rounded: emulate the derivative, `emulate(jax.grad(fn), unit)`.
+    The result cannot be differentiated, because a derivative taken from outside would hold
+    products without rounding: emulate the derivative, `emulate(jax.grad(fn), unit)`.
 
-    Raises ValueError for an unknown unit; when called, NotImplementedError for what it
-    cannot see into (Pallas kernels, shard_map, complex or ragged products) and for an
-    algorithm that the device does not have.
+    Raises ValueError for an unknown unit; when called, NotImplementedError for operations
+    that it cannot look into (Pallas kernels, shard_map, complex or ragged products) and for
+    an algorithm that the device does not have.
     """
     if unit not in UNITS:
         raise ValueError(f"unit: expected one of {', '.join(UNITS)}, got {unit!r}")
@@ -118,7 +118,7 @@ def emulate(fn: Callable, unit: str) -> Callable:
 
 
 def _run(jaxpr: jex.Jaxpr | jex.ClosedJaxpr, args: Sequence[Any], unit: Unit) -> list[Any]:
-    """The outputs of `jaxpr`, its products and those of every jaxpr inside it rounded."""
+    """Evaluate `jaxpr` with its products, and those of every jaxpr inside it, rounded."""
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
 
@@ -140,8 +140,8 @@ def _apply(equation: jex.JaxprEqn, args: list[Any], unit: Unit) -> Sequence[Any]
     if "precision" in params or primitive.name in ("shard_map", "pallas_call"):
         raise NotImplementedError(f"cannot emulate the products of {primitive.name}")
     if "call_jaxpr" in params:
-        # custom_jvp and custom_vjp functions too: their rules have had their say by now,
-        # if anyone differentiated, and nobody can from outside.
+        # Includes custom_jvp and custom_vjp functions: a derivative inside `fn` has already
+        # applied their rules, and none can be taken from outside.
         return _run(params["call_jaxpr"], args, unit)
     params = {name: _rewritten(value, primitive.name, unit) for name, value in params.items()}
     results = primitive.bind(*args, **primitive.get_bind_params(params))
@@ -149,7 +149,7 @@ def _apply(equation: jex.JaxprEqn, args: list[Any], unit: Unit) -> Sequence[Any]
 
 
 def _rewritten(value: Any, where: str, unit: Unit) -> Any:
-    """A parameter of an equation, the jaxprs in it replaced by their emulated forms."""
+    """Return a parameter of an equation with the jaxprs in it replaced by emulated ones."""
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return type(value)(_rewritten(item, where, unit) for item in value)
     if not isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
@@ -160,13 +160,13 @@ def _rewritten(value: Any, where: str, unit: Unit) -> Any:
             raise NotImplementedError(f"cannot emulate the body of {where}: it works on references")
         shapes.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type))
     traced = jax.make_jaxpr(lambda *args: _run(value, args, unit))(*shapes)
-    # An open jaxpr (jax before 0.12) has no place for constants; none arise here, since
-    # the only numbers that rounding adds are parameters and literals.
+    # An open jaxpr (jax before 0.12) cannot hold constants; none arise here, because the
+    # only numbers that rounding adds are parameters and literals.
     return traced if hasattr(value, "consts") else traced.jaxpr
 
 
 def _product(equation: jex.JaxprEqn, a: jax.Array, b: jax.Array, unit: Unit) -> jax.Array:
-    """A matrix product or convolution: operands split, partial products in float32, summed."""
+    """Compute a matrix product or convolution as a float32 sum of products of operand parts."""
     aval: Any = equation.outvars[0].aval
     result = aval.dtype
     dtypes = (a.dtype, b.dtype, result)
@@ -179,7 +179,7 @@ def _product(equation: jex.JaxprEqn, a: jax.Array, b: jax.Array, unit: Unit) -> 
     params["preferred_element_type"] = jnp.dtype(jnp.float32)
     round_a, round_b = _roundings(equation.params["precision"], unit)
     parts_a, parts_b = _split(a, round_a), _split(b, round_b)
-    # What two small parts give is below what the split left over: those passes are not run.
+    # Products of two small parts are smaller than the split's remainder, so they are not computed.
     depth = max(len(parts_a), len(parts_b))
     pairs = [(i, j) for i in range(len(parts_a)) for j in range(len(parts_b)) if i + j < depth]
     smallest_first = sorted(pairs, key=sum, reverse=True)
@@ -188,13 +188,13 @@ def _product(equation: jex.JaxprEqn, a: jax.Array, b: jax.Array, unit: Unit) -> 
     ]
     if not small:
         return large.astype(result)
-    # What an infinity leaves in the small parts is NaN, or of either sign: it says nothing.
+    # An infinite operand leaves NaN, or infinities of either sign, in its small parts: ignore them.
     correction = functools.reduce(lax.add, small)
     return (jnp.where(jnp.isfinite(correction), correction, 0) + large).astype(result)
 
 
 def _roundings(precision: Any, unit: Unit) -> tuple[Rounding, Rounding]:
-    """The rounding of either operand for a product's `precision` parameter."""
+    """Return the rounding of each operand for a product's `precision` parameter."""
     if not isinstance(precision, tuple):
         precision = (precision, precision)
     precisions = [DEFAULT if p in (None, lax.DotAlgorithmPreset.DEFAULT) else p for p in precision]
@@ -207,7 +207,7 @@ def _roundings(precision: Any, unit: Unit) -> tuple[Rounding, Rounding]:
 
 
 def _split(x: jax.Array, rounding: Rounding) -> list[jax.Array]:
-    """float32 parts of `rounding.bits`, largest first, no more than x's dtype can fill."""
+    """Split x into float32 parts of `rounding.bits`, largest first, at most as many as it fills."""
     bits_in_x = jnp.finfo(x.dtype).nmant + 1
     parts, rest = [], x.astype(jnp.float32)
     for _ in range(min(rounding.parts, math.ceil(bits_in_x / (rounding.bits + 1)))):

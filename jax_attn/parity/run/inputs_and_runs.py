@@ -1,4 +1,4 @@
-"""What goes into both frameworks and what comes out: NumPy arrays under names."""
+"""Inputs and outputs of both frameworks, as named NumPy arrays."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ Arrays = Mapping[str, np.ndarray]
 
 COMPARED = ("output", "gradient of input", "gradient of parameter")
 STATE, SECOND = "state after the call", "output of the second call"
-"""Kinds of tensors: those that every run has, and those of a module that a call changes."""
+"""Kinds of tensors: those of every run, and those of a run whose call changes its module."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Arrays given to both sides alike: positional ones and keyword ones.
+    """Positional and keyword arrays that both sides are called on.
 
-    A positional array is called by its place, "0"; a keyword one by its keyword.
+    The name of a positional array is its index, such as "0"; that of a keyword array its keyword.
     """
 
     args: tuple[np.ndarray, ...]
@@ -25,7 +25,10 @@ class Inputs:
 
     @classmethod
     def of(cls, inputs: tuple | Mapping[str, Any], dtype: np.dtype) -> "Inputs":
-        """Floating arrays rounded to `dtype`, so that both sides start from the same bits."""
+        """Build inputs with floating arrays rounded to `dtype`, so both sides get the same bits.
+
+        Raises TypeError with every reason why the inputs are invalid.
+        """
         if not isinstance(inputs, tuple | Mapping):
             raise TypeError(
                 "inputs: expected a tuple of positional or a dict of keyword NumPy arrays, "
@@ -52,17 +55,17 @@ class Inputs:
         return cls(tuple(arrays.values()), {}) if isinstance(inputs, tuple) else cls((), arrays)
 
     def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The same names for what each side made of the arrays."""
+        """Return the names of these inputs with each side's own arrays, `args` and `kwargs`."""
         return {str(i): a for i, a in enumerate(args)} | dict(kwargs)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Arrays by name from one run of one side; no gradients where there were no cotangents.
+    """Named arrays from one run of one side; without cotangents it has no gradients.
 
-    left: what the call changed in the module: all buffers of a reference of which it changed any,
-    the changed arrays of a port by dotted path. second: outputs of another call from there.
-    unlike: what of all this two devices of a mesh hold with other bits, though it is one array.
+    left: the module's state after the call: all buffers of a reference if the call changed any of
+    them; for a port, the changed arrays by dotted path. second: the outputs of another call from
+    that state. unlike: names of arrays whose replicas on two devices of a mesh differ in bits.
     """
 
     outputs: Arrays
@@ -73,7 +76,7 @@ class Run:
     unlike: tuple[str, ...] = ()
 
     def one(self, run: int) -> "Run":
-        """Return one of the runs of a pass, whose arrays have the runs as their first axis."""
+        """Return one run of a pass over several, whose arrays have the runs as first axis."""
 
         def of_run(arrays: Arrays) -> Arrays:
             return {name: a[run] for name, a in arrays.items()}
@@ -83,7 +86,7 @@ class Run:
 
     @property
     def kinds(self) -> dict[str, "Wide"]:
-        """kind of tensor -> name -> array, as float64."""
+        """The arrays as float64: kind of tensor -> name -> array."""
         return {
             "output": wide(self.outputs),
             "gradient of input": wide(self.input_grads),
@@ -94,9 +97,9 @@ class Run:
 
 
 class Wide(Mapping[str, np.ndarray]):
-    """Arrays by name as float64, which holds all narrower values: widened when read, not kept.
+    """Named arrays as float64, which holds all narrower values; each is widened anew when read.
 
-    What is float64 already is the array itself, not to be written to.
+    A float64 array is returned without a copy; do not write to it.
     """
 
     def __init__(self, arrays: Arrays):
@@ -113,17 +116,17 @@ class Wide(Mapping[str, np.ndarray]):
 
 
 def wide(arrays: Arrays) -> Wide:
-    """Every array as float64."""
+    """Return the arrays as float64, each widened when it is read."""
     return Wide(arrays)
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether `dtype` is floating; NumPy does not count ml_dtypes' among its own."""
+    """Return whether `dtype` is floating; NumPy does not class bfloat16 of ml_dtypes as such."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
 def named_outputs(result: Any, array: type | tuple[type, ...], side: str) -> dict[str, Any]:
-    """One array as {"output": it}; a dict of arrays as it is; else a TypeError."""
+    """Return one array as {"output": array}, a dict of arrays as it is; else raise TypeError."""
     named = {"output": result} if isinstance(result, array) else result
     if isinstance(named, Mapping) and named and all(isinstance(v, array) for v in named.values()):
         return dict(named)

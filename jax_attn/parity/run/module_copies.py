@@ -1,4 +1,4 @@
-"""Copies of a torch module for runs: what a call changes in one, no other sees."""
+"""Copies of a torch module for its runs, so that no run sees what another has changed."""
 
 import copy
 from functools import cached_property
@@ -7,10 +7,10 @@ import torch
 
 
 class ModuleCopies:
-    """Copies of `module`, as it is and in float64.
+    """Copies of `module`, in its own dtype and in float64.
 
-    A reference is run some thirty times in float64. Of these copies each has its own buffers and
-    attributes, which a call may change; parameters, the larger part, are copied once for all.
+    A reference is run some thirty times in float64. Each of these copies has its own buffers and
+    attributes, which a call may change; all share one copy of the parameters, the larger part.
     """
 
     def __init__(self, module: torch.nn.Module):
@@ -21,7 +21,7 @@ class ModuleCopies:
         return copy.deepcopy(self.module)
 
     def wide(self) -> torch.nn.Module:
-        """A copy in float64, made where no mode is: it would widen a buffer half copied."""
+        """Return a copy in float64; call it outside any mode, which would widen half-made ones."""
         if not self._is_first and not self._are_only_read:
             return self._widened()
         self._is_first = False
@@ -32,12 +32,12 @@ class ModuleCopies:
 
     @cached_property
     def _shared(self) -> torch.nn.Module:
-        """What has the parameters that copies share; never run itself."""
+        """The module whose parameters the copies share; it is never run."""
         return self._widened()
 
     @cached_property
     def _are_only_read(self) -> bool:
-        """Whether the first run left them alone: an embedding with a largest norm does not."""
+        """True if the first run did not write to the parameters, as nn.Embedding(max_norm) does."""
         return not self._others()
 
     def _others(self) -> list[str]:
@@ -50,7 +50,7 @@ class ModuleCopies:
         ]
 
     def expect_unwritten(self) -> None:
-        """Raise RuntimeError if a run wrote to the parameters that all runs after it share."""
+        """Raise RuntimeError if a run wrote to the parameters that all later runs share."""
         if self._is_first or not self._are_only_read or not (names := self._others()):
             return
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A port on a mesh of devices: where its inputs and parameters lie, and what must then be equal."""
+"""Placement of a port on a mesh of devices, and checks that replicas agree."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ from jax_attn.transfer.nnx.load import spelled
 from jax_attn.transfer.nnx.placement import by_pattern
 
 Specs = Mapping[str, PartitionSpec]
-"""The name of an input, or a pattern of parameters' dotted paths → how the mesh cuts it."""
+"""The name of an input, or a pattern of parameters' dotted paths → its PartitionSpec."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A mesh, and where on it each input and parameter lies that is not whole on every device.
+    """A mesh, and the PartitionSpec of each input and parameter that is not replicated on it.
 
-    Keys: names of inputs, dotted paths of parameters.
+    The keys are names of inputs and dotted paths of parameters.
     """
 
     mesh: Mesh
@@ -33,7 +33,7 @@ class Placement:
 
     @classmethod
     def of(cls, mesh: Any, specs: Any, module: nnx.Module, inputs: Inputs) -> "Placement | None":
-        """As `check` takes a mesh and specs; None without a mesh.
+        """Build a placement from the mesh and specs of `check`; return None without a mesh.
 
         Raises ValueError with every reason why they do not fit.
         """
@@ -67,7 +67,7 @@ class Placement:
 
     @property
     def on_one_device(self) -> "Placement":
-        """The same axes, each of size 1."""
+        """The same placement on one device: every axis of the mesh has size 1."""
         sizes = (1,) * len(self.mesh.axis_names)
         first = list(self.mesh.devices.flat)[:1]
         one = jax.make_mesh(sizes, self.mesh.axis_names, self.mesh.axis_types, devices=first)
@@ -75,15 +75,15 @@ class Placement:
 
     @property
     def words(self) -> str:
-        """Its mesh, as `in_words` has it."""
+        """The mesh in words, as `in_words` gives it."""
         return in_words(self.mesh)
 
     def put_input(self, name: str, array: Any) -> jax.Array:
-        """An input where it lies."""
+        """Return an input, placed on the mesh."""
         return self._put(array, self.inputs.get(name, PartitionSpec()))
 
     def put_state(self, state: nnx.State) -> nnx.State:
-        """Variables where they lie: one that nothing names stays on the mesh if it lies there."""
+        """Return Variables placed on the mesh; one without a spec keeps its place on the mesh."""
 
         def put(path: str, array: Any) -> jax.Array:
             spec = self.parameters.get(path)
@@ -104,14 +104,14 @@ class Placement:
 
 
 def in_words(mesh: Mesh | AbstractMesh) -> str:
-    """Such as "data=2, heads=4 (Explicit)"."""
+    """Return a mesh in words, such as "data=2, heads=4 (Explicit)"."""
     sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
     kinds = dict.fromkeys(kind.name for kind in mesh.axis_types)
     return f"{sizes} ({', '.join(kinds)})"
 
 
 def unlike_copies(*named: Mapping[str, Any]) -> list[str]:
-    """The names of arrays of which two devices hold the same part with other bits."""
+    """Return the names of arrays whose replicas of one shard differ in bits between devices."""
     return [name for arrays in named for name, a in arrays.items() if not _copies_are_alike(a)]
 
 
@@ -128,7 +128,7 @@ def _copies_are_alike(array: Any) -> bool:
 
 
 def type_problems(mesh: Any, specs: Any) -> Iterator[str]:
-    """Why these are no mesh and no specs."""
+    """Yield why these are not a mesh and specs."""
     if mesh is not None and not isinstance(mesh, Mesh):
         yield f"mesh: expected a jax.sharding.Mesh, got {type(mesh).__name__}"
     if specs is not None and mesh is None:

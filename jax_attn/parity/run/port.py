@@ -1,4 +1,4 @@
-"""Run an NNX module, through JAX in several ways, all to the same outputs and gradients."""
+"""Run an NNX module under several JAX transforms, which all give the same outputs and gradients."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +26,9 @@ Tree = dict[str, Any]
 Arguments = tuple[nnx.State, Tree, Tree]
 """Parameters, floating inputs, other inputs."""
 Outputs = tuple[Tree, dict[str, Tree]]
-"""Outputs by name; and, where the call changes its module, `left` and `second` as in a `Run`."""
+"""Outputs by name; and, if the call changes its module, `left` and `second` as in a `Run`."""
 Forward = Callable[[nnx.State, Tree, Tree], Outputs]
-"""Of `Arguments`."""
+"""A forward pass, called on `Arguments`."""
 OutputsAndGradients = tuple[Outputs, tuple[nnx.State, Tree] | None]
 """Outputs, and the gradients of parameters and of floating inputs; None without cotangents."""
 
@@ -36,7 +36,7 @@ OutputsAndGradients = tuple[Outputs, tuple[nnx.State, Tree] | None]
 def forward_and_gradients(
     forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
 ) -> OutputsAndGradients:
-    """One forward pass and, where there are cotangents, its backward pass."""
+    """Run one forward pass and, if there are cotangents, its backward pass."""
     if not cotangents:
         return forward(params, floats, others), None
     outputs, vjp, after = jax.vjp(lambda p, x: forward(p, x, others), params, floats, has_aux=True)
@@ -44,13 +44,13 @@ def forward_and_gradients(
 
 
 def _eager(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Operation by operation; the outputs from a call outside any differentiation."""
+    """Run operation by operation; the outputs are of a call that is not differentiated."""
     outputs = forward(*args)
     return outputs, forward_and_gradients(forward, *args, cotangents)[1] if cotangents else None
 
 
 def jitted(forward: Forward) -> jax.stages.Wrapped:
-    """One program of `Arguments` and cotangents; its outputs are those of a call that is not
+    """Jit a function of `Arguments` and cotangents; its outputs are of a call that is not
     differentiated."""
 
     def step(*args: Any) -> OutputsAndGradients:
@@ -66,7 +66,7 @@ def _jit(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradi
 
 
 def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """`jax.grad` of the scalar sum(cotangent * output), compiled: as a training step has it."""
+    """Run jitted `jax.grad` of the scalar sum(cotangent * output), as in a training step."""
     *differentiated, others = args
 
     def loss(
@@ -84,7 +84,7 @@ def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
 
 
 def _vmap(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Compiled over an added leading axis, two lanes; the first lane holds other numbers."""
+    """Run jitted over an added leading axis of two lanes; the first lane holds other numbers."""
     params, *inputs = args
 
     def two(a: jax.Array) -> Any:
@@ -108,13 +108,13 @@ def _vmap(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
 
 
 def _remat(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Compiled, activations recomputed in the backward pass (`jax.checkpoint`)."""
+    """Run jitted, with activations recomputed in the backward pass (`jax.checkpoint`)."""
     step = jax.jit(lambda *args: forward_and_gradients(jax.checkpoint(forward), *args))
     return call_compiled(step, *args, cotangents)
 
 
 def _emulated(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """As the TPU's matrix unit rounds: not a run on one."""
+    """Run jitted on the host, with products rounded as by the TPU's matrix unit."""
     step = emulate(lambda *args: forward_and_gradients(forward, *args), "mxu")
     return call_compiled(jax.jit(step), *args, cotangents)
 
@@ -127,14 +127,14 @@ RUN_UNDER: dict[str, Callable[[Forward, Arguments, Tree], OutputsAndGradients]] 
     "remat": _remat,
     "emulated": _emulated,
 }
-"""transform -> what runs a forward function under it; `TRANSFORMS` and the emulated matrix unit."""
+"""Transform -> function that runs a forward pass under it: `TRANSFORMS`, and the emulated unit."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """An NNX module with what it is called on. The module is split once and never changed.
+    """An NNX module with its inputs. Runs work on copies, so the module never changes.
 
-    placement: where it and its inputs lie on a mesh; None: on JAX's default device.
+    placement: the placement of module and inputs on a mesh; None means JAX's default device.
     """
 
     module: nnx.Module
@@ -144,18 +144,18 @@ class Port:
 
     @cached_property
     def compiled(self) -> dict[str, Future[jax.stages.Compiled]]:
-        """transform -> its program, compiled ahead for the first run (`run.ahead`)."""
+        """Transform -> its program, compiled ahead for the first run (`run.ahead`)."""
         return {}
 
     @cached_property
     def _output_shapes(self) -> Tree:
-        """The shapes and dtypes of the outputs, of one trace."""
+        """The shapes and dtypes of the outputs, from one trace."""
         forward, *args = self.bind()
         shapes, _ = jax.eval_shape(forward, *args)
         return shapes
 
     def bind(self) -> tuple[Forward, nnx.State, Tree, Tree]:
-        """(forward, params, floats, others), so that forward(params, floats, others) is a call.
+        """Return (forward, params, floats, others); forward(params, floats, others) calls the port.
 
         floats and others are the inputs by name: those with a gradient and those without.
         """
@@ -172,7 +172,7 @@ class Port:
         def forward(params: nnx.State, floats: Tree, others: Tree) -> Outputs:
             named = floats | others
             args = tuple(named.pop(str(i)) for i in range(len(self.inputs.args)))
-            # A copy each time: each run starts from the module as it was given.
+            # A copy each time, so every run starts from the module's original state.
             module = nnx.merge(graph, params, *rest, copy=True)
 
             def outputs_of_call() -> Tree:
@@ -184,23 +184,23 @@ class Port:
             sown = paths_of(module, nnx.Intermediate)
             outputs = outputs_of_call()
             if not sown:
-                nnx.pop(module, nnx.Intermediate)  # for others to read: it changes nothing
+                nnx.pop(module, nnx.Intermediate)  # sown values are not state that a call changes
             left = {path: a for path, a in held(module).items() if a is not before.get(path)}
             if not left and nnx.graphdef(module) == structure:
                 return outputs, {}
             left = {path: _plain(a) for path, a in left.items()}
             try:
                 second = outputs_of_call()
-            except Exception:  # of the module's own: what the first call left may be no beginning
+            except Exception:  # any error: the module may not accept the state of its first call
                 second = {}
             return outputs, {"left": left, "second": second}
 
         return forward, params, floats, others
 
     def run(self, dtype: str, cotangents: Arrays, transform: str) -> Run:
-        """Outputs in `dtype` and, where there are cotangents, every gradient.
+        """Return outputs in `dtype` and, if there are cotangents, every gradient.
 
-        Raises TypeError where an output is not `dtype`.
+        Raises TypeError if an output is not `dtype`.
         """
         with self.on_mesh():
             forward, args, fitting = self.called(dtype, cotangents)
@@ -224,7 +224,7 @@ class Port:
         return Run(*arrays, left, second, unlike)
 
     def programs(self, dtype: str, cotangents: Arrays) -> dict[str, jax.stages.Compiled]:
-        """The forward pass, compiled; and, where there are cotangents, with its backward pass."""
+        """Compile the forward pass and, if there are cotangents, forward and backward together."""
         with self.on_mesh():
             forward, args, fitting = self.called(dtype, cotangents)
             programs = {"forward": jax.jit(forward).lower(*args).compile()}
@@ -236,26 +236,27 @@ class Port:
     def after(
         self, step: Callable[..., nnx.State], dtype: str, cotangents: Arrays
     ) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-        """The parameters by path as they lie, and after `step(forward, *arguments, cotangents)`."""
+        """Return the placed parameters by path, before and after a jitted
+        `step(forward, *arguments, cotangents)`."""
         with self.on_mesh():
             forward, args, fitting = self.called(dtype, cotangents)
             return flatten(args[0]), flatten(jax.jit(partial(step, forward))(*args, fitting))
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Parameters by path and floating inputs, "input {name}", where they lie on the mesh."""
+        """Return parameters by path and floating inputs as "input {name}", placed on the mesh."""
         _, params, floats, _ = self.bind()
         return flatten(params) | {f"input {name}": a for name, a in floats.items()}
 
     def on_mesh(self) -> contextlib.AbstractContextManager[Any]:
-        """Its mesh set, where it has one."""
+        """Set the placement's mesh, if there is one, as JAX's current mesh."""
         if self.placement is None:
             return contextlib.nullcontext()
         return jax.set_mesh(self.placement.mesh)
 
     def called(self, dtype: str, cotangents: Arrays) -> tuple[Forward, Arguments, Tree]:
-        """(forward, its arguments, the cotangents), these empty where they do not fit.
+        """Return (forward, its arguments, the cotangents); no cotangents if the shapes do not fit.
 
-        Raises TypeError where an output is not `dtype`.
+        Raises TypeError if an output is not `dtype`.
         """
         forward, *bound = self.bind()
         args: Any = tuple(bound)
@@ -268,16 +269,16 @@ class Port:
             )
         given = {k: c.shape for k, c in cotangents.items()}
         if {k: s.shape for k, s in shapes.items()} != given:
-            # Outputs of other names or shapes have no cotangents: the comparison will say so.
+            # Outputs of other names or shapes have no cotangents; the comparison reports them.
             return forward, args, {}
         fitting = {k: jnp.array(a, dtype) for k, a in cotangents.items()}
-        if self.placement is not None:  # each lies as its output does
+        if self.placement is not None:  # each gets the sharding of its output
             lie, _ = jax.jit(forward).lower(*args).compile().output_shardings
             fitting = {k: jax.device_put(a, lie[k]) for k, a in fitting.items()}
         return forward, args, fitting
 
     def _changes(self, after: dict[str, Tree]) -> tuple[Arrays, Arrays]:
-        """`left` and `second`, without what was written anew with the bits that it had."""
+        """Return `left` and `second`, without arrays that were rewritten with the same bits."""
         if not after:
             return {}, {}
         before = {path: np.asarray(_plain(a)) for path, a in held(self.module).items()}
@@ -290,7 +291,7 @@ class Port:
 
 
 def held(module: nnx.Module) -> dict[str, Any]:
-    """dotted path -> every array that a module holds, but what it has sown for others to read."""
+    """Return every array that a module holds, by dotted path, except `nnx.Intermediate`."""
     arrays = {}
     for path, leaf in nnx.to_flat_state(nnx.state(module)):
         if not isinstance(leaf, nnx.Intermediate):
@@ -301,12 +302,12 @@ def held(module: nnx.Module) -> dict[str, Any]:
 
 
 def paths_of(module: nnx.Module, kind: type[nnx.Variable]) -> set[str]:
-    """The dotted paths of every Variable of a kind."""
+    """Return the dotted paths of every Variable of a kind."""
     return {spelled(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
 
 
 def _plain(a: Any) -> Any:
-    """The numbers of a random key, which no program returns to NumPy; anything else as it is."""
+    """Return the data of a random key, which NumPy cannot hold; anything else unchanged."""
     is_key = isinstance(a, jax.Array) and jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(a) if is_key else a
 
@@ -316,25 +317,25 @@ def _arrays(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def parameters(module: nnx.Module) -> dict[str, np.ndarray]:
-    """dotted path -> every `nnx.Param`, bit for bit."""
+    """Return every `nnx.Param` by dotted path, bit for bit."""
     return _arrays(flatten(module))
 
 
 def float_dtype(name: str) -> np.dtype:
-    """The NumPy dtype of a name, bfloat16 among them."""
+    """Return the NumPy dtype of a name such as "float32" or "bfloat16"."""
     dtype = np.dtype(getattr(jnp, name))
     assert is_float(dtype)
     return dtype
 
 
 def x64_is_on() -> bool:
-    """Whether JAX keeps float64."""
+    """Return whether JAX keeps float64."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 @contextlib.contextmanager
 def x64_for(dtype: str) -> Iterator[None]:
-    """JAX's x64 mode where `dtype` needs it, and only there."""
+    """Turn JAX's x64 mode on if `dtype` is float64, and off otherwise."""
     with jax.enable_x64(dtype == "float64"):
         yield
 
@@ -344,7 +345,9 @@ PINNED = StandingNote("precision-pinned", 'matmul precision pinned to "highest"'
 
 @contextlib.contextmanager
 def full_precision(wanted: bool = True) -> Iterator[tuple[str, tuple[StandingNote, ...]]]:
-    """Products in full precision on an accelerator. Gives the platform, and notes for a result."""
+    """Compute products in full precision on an accelerator, if wanted.
+
+    Yields the platform of JAX's default device, and the notes for a result."""
     platform = next(iter(jnp.zeros(()).devices())).platform
     pinned = wanted and platform != "cpu"
     with jax.default_matmul_precision("highest" if pinned else None):

@@ -1,7 +1,7 @@
 """Programs of ports, each compiled once in a process.
 
-A check of another port of the same structure, of other weights, say, or a second run of one that
-fails, traces to the same program.
+A port of the same structure with other weights traces to the same program, and so does the second
+run of a port that fails.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from typing import Any
 import jax
 
 _KEPT = 8
-"""How many programs are kept, those that were used last."""
+"""The number of programs to keep; the least recently used are dropped."""
 _PROGRAMS: OrderedDict[Any, jax.stages.Compiled] = OrderedDict()
 _UNTOLD = ("callback", "sharding", "sdy.mesh")
-"""What a program's text names and does not tell: functions of Python, and which devices."""
+"""Words in a program's text for what it does not specify: Python functions, and the devices."""
 
 
 def call_compiled(wrapped: jax.stages.Wrapped, *args: Any) -> Any:
-    """Call a jitted function, compiled only if its program has not been in this process."""
+    """Call a jitted function; compile it only if its program is not kept in this process."""
     return Traced(wrapped.lower(*args)).compiled()(*args)
 
 
@@ -33,7 +33,7 @@ class Traced:
 
     @cached_property
     def key(self) -> Any:
-        """What the program depends on; None where its text does not tell all of it."""
+        """A key of all that the program depends on; None if its text does not specify all of it."""
         text = self.lowered.as_text()
         constants: Any = getattr(self.lowered._lowering, "const_args", None)
         if constants or any(word in text for word in _UNTOLD):
@@ -44,11 +44,11 @@ class Traced:
 
     @property
     def is_known(self) -> bool:
-        """Whether the program was compiled before."""
+        """True if the program was compiled before and is still kept."""
         return self.key in _PROGRAMS
 
     def compiled(self) -> jax.stages.Compiled:
-        """Compile the program, or return what it was compiled to before."""
+        """Return the compiled program, compiling it unless it is kept from before."""
         if self.key is None:
             return self.lowered.compile()
         if (program := _PROGRAMS.get(self.key)) is None:

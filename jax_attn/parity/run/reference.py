@@ -1,4 +1,4 @@
-"""Run a torch module: as it is, in float64, and in float64 with every operation perturbed."""
+"""Run a torch module: in its own dtype, in float64, and in float64 with perturbed operations."""
 
 import contextlib
 import time
@@ -36,20 +36,20 @@ from jax_attn.transfer.arrays import same_bits
 
 Tensors = dict[str, torch.Tensor]
 _AT_ONCE = 2
-"""Perturbed runs, each of which takes the memory of a run's gradients."""
+"""The number of concurrent perturbed runs; each takes the memory of a run's gradients."""
 LONG = 0.1
-"""Seconds of a run from which on two are made at once: of .2 s and more, two took no more
-processor time than one by one."""
+"""Seconds per run above which two runs are concurrent: for runs of .2 s and more, this took no more
+processor time than one after another."""
 
 _SMALL = PART
-"""Numbers in the largest tensor of a run, where all perturbed runs are made in one pass: of larger
-ones, those of all runs leave the caches, and one run after another takes no more time."""
+"""The largest size of a run's largest tensor for which one pass makes all perturbed runs. Larger
+tensors of all runs leave the caches, so a pass takes as long as one run after another."""
 
 MakeMode = Callable[..., Perturbed]
-"""(seeds, ...) -> the mode of a run, or of as many runs as there are seeds."""
+"""(seeds, ...) -> the mode of a run, or of one run for each seed."""
 Runs = Generator[Run, None, None]
 Watch = Callable[[Runs, int], Runs]
-"""(runs, how many) -> the same runs, each as it comes."""
+"""(runs, total) -> the same runs, passed on one by one."""
 
 
 def unwatched(runs: Runs, total: int) -> Runs:
@@ -58,7 +58,7 @@ def unwatched(runs: Runs, total: int) -> Runs:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Small operations on one thread: sums in one order, and no threads that wait for others."""
+    """Run torch on one thread: sums keep one order, and no thread waits for another."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -69,7 +69,7 @@ def one_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_products() -> Iterator[None]:
-    """Products by torch itself, not by oneDNN."""
+    """Compute products by torch itself, not by oneDNN."""
     onednn: Any = torch.backends.mkldnn
     before = onednn.enabled
     onednn.enabled = False
@@ -81,7 +81,7 @@ def own_products() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Attention from its parts: a mode sees nothing of what a fused kernel does inside."""
+    """Compute attention from its parts; a mode cannot see inside a fused kernel."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -93,18 +93,18 @@ def plain_kernels() -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_for_all_threads() -> Iterator[None]:
-    """What runs in float64 set for the process, set around several that are made at once.
+    """Set the process-wide settings of float64 runs around several concurrent ones.
 
-    Torch's note that a mode is on is among it: a thread that ends would set it back for one that
-    goes on.
+    They include torch's flag that a mode is on, which a thread that ends would reset for a thread
+    that goes on.
     """
     with one_thread(), plain_kernels(), Float64():
         yield
 
 
 def _held(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The array; what of it is finite and beyond the dtype, as the finfo(x.dtype).min of a mask
-    is in float64, is the dtype's own largest number."""
+    """Return the array with finite numbers clipped to the dtype's range, which finfo(x.dtype).min
+    of a mask exceeds in float64."""
     most = torch.finfo(dtype).max
     with np.errstate(invalid="ignore"):
         is_beyond = (np.abs(a) > most) & np.isfinite(a)
@@ -113,9 +113,9 @@ def _held(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reference:
-    """A torch module with what it is called on; its own copy is what runs.
+    """A torch module with its inputs. Each run works on a copy of the module.
 
-    parameters: those that are differentiated; None: all.
+    parameters: the names of those that are differentiated; None means all.
     """
 
     module: torch.nn.Module
@@ -128,16 +128,15 @@ class Reference:
         return ModuleCopies(self.module)
 
     def given(self, inputs: Inputs) -> "Reference":
-        """The same module on other inputs: its copies, too, are the same, and what it decides."""
+        """Return the same module on other inputs; it shares copies and recorded decisions."""
         return self._sharing(replace(self, inputs=inputs))
 
     def called(self, call: Callable[..., Any]) -> "Reference":
-        """The same module called in another way: its copies, too, are the same, and what it
-        decides."""
+        """Return the same module with another call; it shares copies and recorded decisions."""
         return self._sharing(replace(self, call=call))
 
     def deciding_anew(self) -> "Reference":
-        """The same, but for what it decides: on its own inputs, not on those it was made from."""
+        """Return the same reference, sharing copies, with decisions recorded on its own inputs."""
         vars(other := replace(self))["_copies"] = self._copies
         return other
 
@@ -146,40 +145,43 @@ class Reference:
         return other
 
     def expect_unwritten(self) -> None:
-        """Raise RuntimeError if a run has changed the parameters that all runs share."""
+        """Raise RuntimeError if a run changed the parameters that all runs share."""
         self._copies.expect_unwritten()
 
     def outputs(self, dtype: str) -> dict[str, np.ndarray]:
-        """A forward pass in inference mode, where torch may take a faster path."""
+        """Return the outputs in inference mode, where torch may take a faster path."""
         module = self._copies.as_it_is()
         args, kwargs = self._tensors(TORCH_DTYPES[dtype], requires_grad=False)
         with one_thread(), torch.inference_mode():
             return _arrays(self._named(module, args, kwargs))
 
     def repeats(self, dtype: str, outputs: Arrays) -> bool:
-        """Whether another forward pass gives these bits: no dropout, nothing else random."""
+        """Return whether another forward pass gives the same bits, so nothing in it is random."""
         again = self.outputs(dtype)
         return all(again[name].tobytes() == array.tobytes() for name, array in outputs.items())
 
     def run(self, dtype: str, cotangents: Arrays) -> Run:
-        """Outputs and gradients in `dtype`, by the kernels that torch itself chooses."""
+        """Run in `dtype`, with the kernels that torch itself chooses: outputs and gradients."""
         with one_thread():
             module = self._copies.as_it_is()
             return self._run(module, TORCH_DTYPES[dtype], cotangents, again=True)
 
     def exact(self, cotangents: Arrays) -> Run:
-        """Outputs and gradients in float64, every narrowing cast refused."""
+        """Run in float64, widening every cast to a narrower type: outputs and gradients."""
         return self.under(Float64(), cotangents, again=True)
 
     def center(self, cotangents: Arrays) -> tuple[Run, bool]:
-        """What perturbed runs spread about, and whether it is `exact`: no row is empty."""
+        """Return the run that perturbed runs spread about, and whether it equals `exact`.
+
+        They differ if some softmax has an empty row.
+        """
         mode = Unperturbed()
         run = self.under(mode, cotangents, again=True)
         vars(self)["_largest"] = mode.largest
         return run, not mode.met_empty_rows
 
     def under(self, mode: Float64, cotangents: Arrays, *, again: bool = False) -> Run:
-        """Outputs and gradients in float64, attention from its parts, as `mode` computes them.
+        """Run in float64 under `mode`, with attention from its parts: outputs and gradients.
 
         again: call a module that changed its buffers a second time.
         """
@@ -207,13 +209,13 @@ class Reference:
 
     @cached_property
     def _decisions(self) -> Decisions:
-        """Those that the module takes as it is, and how float64 decides; mostly it takes none."""
+        """The module's decisions in its own dtype, and those of float64; most modules have none."""
         mode, sides = Float64(), self._dtype in (torch.bfloat16, torch.float16)
         mode.replay = probe = Probe(sides=sides)
         try:
             self._under(mode, {}, again=True)
         except Exception:
-            return Decisions()  # a call that is refused is told where its outputs are needed
+            return Decisions()  # the error is reported when the call's outputs are needed
         if not probe.decides:
             return Decisions()
         recorder = DecisionRecorder(module := self._copies.as_it_is(), sides=sides)
@@ -227,12 +229,12 @@ class Reference:
 
     @property
     def near_decisions(self) -> tuple[str, ...]:
-        """What the runs so far decided otherwise, a sentence for each place."""
+        """A sentence for each place at which some run so far decided otherwise."""
         return self._decisions.near()
 
     @property
     def near_sides(self) -> tuple[str, ...]:
-        """Likewise what only takes a side, in a narrow dtype."""
+        """A sentence for each place, in a narrow dtype, at which some run took another side."""
         return self._decisions.near_sides()
 
     def spread(
@@ -245,10 +247,10 @@ class Reference:
         as_jax: bool = False,
         watch: Watch = unwatched,
     ) -> dict[str, dict[str, Budget]]:
-        """kind -> name -> `Budget`, from `runs` perturbed float64 runs, none of which is kept.
+        """Return kind -> name -> `Budget`, from `runs` perturbed float64 runs, none of them kept.
 
-        center: as `center` gives it, where it was run already. as_jax: allow for what
-        JAX stores and torch does not, as `Perturbed` has it. watch: sees them go by.
+        center: the run that `center` returns, if it exists already. as_jax: allow for what JAX
+        stores and torch does not, as in `Perturbed`. watch: wraps the iterator of the runs.
         """
         rounding = PRECISIONS[precision]
         recorder = self._recorded(precision)
@@ -270,7 +272,7 @@ class Reference:
                     for name, value in tensors.items():
                         spreads[kind][name].add(value)
                 del run, tensors, value  # before the next one is made
-        # A tensor's sums are dropped once its budget is made of them.
+        # Drop a tensor's sums once its budget is made.
         return {
             kind: {name: tensors.pop(name).budget() for name in list(tensors)}
             for kind, tensors in spreads.items()
@@ -279,8 +281,8 @@ class Reference:
     def _perturbed(
         self, mode: MakeMode, runs: int, cotangents: Arrays, narrow: Collection[str]
     ) -> Runs:
-        """Make the perturbed runs in order: of a small module in one pass, of a large one two at
-        once, each in a thread.
+        """Yield the perturbed runs in order: a small module's from one pass, a large one's from two
+        threads.
 
         narrow: the buffers that are kept in the precision between calls.
         """
@@ -298,7 +300,7 @@ class Reference:
                 together = perturbed(mode(seeds))
             except MemoryError:
                 raise
-            except Exception:  # it branches otherwise in one of the runs: alone each may go on
+            except Exception:  # the runs may branch differently: make each by itself
                 pass
             else:
                 yield from (together.one(i) for i in range(runs))
@@ -319,7 +321,7 @@ class Reference:
         return max([largest, *(p.numel() for p in self.module.parameters())]) <= _SMALL
 
     def remembers(self) -> bool:
-        """Whether a second call of one copy gives other outputs than the first."""
+        """Return whether a second call of one copy gives other outputs than the first."""
         module = self._copies.wide()
         args, kwargs = self._tensors(torch.float64, requires_grad=False)
         with one_thread(), torch.no_grad(), Float64():
@@ -330,8 +332,8 @@ class Reference:
         return bool(changed(first, second))
 
     def _recorded(self, precision: str) -> Recorder:
-        """What the module makes and computes in which dtype, as it is; nothing where all of it is
-        as fine."""
+        """Record the dtypes of the module's constants and softmaxes; nothing unless `precision` is
+        narrow and all parameters have it."""
         dtype, recorder = TORCH_DTYPES.get(precision), Recorder(rounds)
         other = any(p.dtype is not dtype for p in self.module.parameters())
         if dtype in (torch.bfloat16, torch.float16) and not other:
@@ -341,7 +343,7 @@ class Reference:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """The narrowest of its parameters and floating inputs; float32 of none."""
+        """The narrowest dtype of the parameters and floating inputs; float32 if there are none."""
         given = (*self.inputs.args, *self.inputs.kwargs.values())
         names = {a.dtype.name for a in given}
         dtypes = {p.dtype for p in self.module.parameters() if p.is_floating_point()}
@@ -354,7 +356,7 @@ class Reference:
                 return torch.from_numpy(a.copy())
             # Through float64, which holds every narrower value: NumPy has no bfloat16.
             x = torch.from_numpy(a.astype(np.float64)).to(dtype)
-            mark(x, None)  # a mode that is on takes it for a number that the module writes
+            mark(x, None)  # else an active mode would take it for a constant of the module
             return x.requires_grad_(requires_grad)
 
         inputs = self.inputs
@@ -374,9 +376,11 @@ class Reference:
         again: bool,
         runs: int | None = None,
     ) -> Run:
-        """runs: of a pass, whose arrays have them as their first axis."""
+        """Run a copy of the module: outputs, gradients and, if its buffers change, its state.
+
+        runs: the number of runs in a pass, whose arrays have them as first axis."""
         for name, parameter in module.named_parameters():
-            # Frozen ones, too: what is frozen is the optimiser's business.
+            # Differentiate frozen parameters too: freezing concerns only the optimizer.
             wanted = self.parameters is None or name in self.parameters
             parameter.requires_grad_(wanted and parameter.is_floating_point())
         args, kwargs = self._tensors(dtype, requires_grad=True)
@@ -391,7 +395,7 @@ class Reference:
         )
         if not changed(before, after):
             return Run(_arrays(outputs, runs), of_inputs, of_parameters)
-        # A second call may write to what is an output of the first, and to what gradients need.
+        # A second call may write to outputs of the first, and to what gradients need.
         first = {name: array.copy() for name, array in _arrays(outputs, runs).items()}
         second = _arrays(self._named(module, args, kwargs), runs) if again else {}
         return Run(first, of_inputs, of_parameters, after, second)
@@ -399,7 +403,7 @@ class Reference:
     def _gradients(
         self, module: torch.nn.Module, inputs: Tensors, outputs: Tensors, cotangents: Arrays
     ) -> tuple[Tensors, Tensors]:
-        """Those of the inputs and of the parameters, by name; none without cotangents."""
+        """Return the gradients of inputs and of parameters, by name; none without cotangents."""
         if not cotangents:
             return {}, {}
         leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
@@ -423,7 +427,7 @@ class Reference:
 
 
 def buffers(module: torch.nn.Module, runs: int | None = None) -> dict[str, np.ndarray]:
-    """name -> a copy of every buffer that holds numbers; runs: as for `Reference._run`."""
+    """Return copies of every non-boolean buffer, by name; runs: as for `Reference._run`."""
     held = {name: x for name, x in module.named_buffers() if x.dtype is not torch.bool}
     return {name: array.copy() for name, array in _arrays(held, runs).items()}
 
@@ -437,7 +441,7 @@ def lift_buffers(module: torch.nn.Module, runs: int) -> None:
 
 
 def changed(before: Arrays, after: Arrays) -> list[str]:
-    """The names of `after` that `before` lacks or has with other bits."""
+    """Return the names in `after` that `before` lacks or holds with other bits."""
     return [
         name
         for name, array in after.items()

@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices."""
+"""The collective operations by which a compiled program sends data between devices."""
 
 import math
 import re
@@ -11,7 +11,7 @@ KINDS = (
     *("collective-permute", "collective-broadcast", "send", "recv"),
 )
 
-# An asynchronous operation is a pair, -start and -done: the second has the result alone.
+# An asynchronous operation is a pair, -start and -done; only -done has just the result's type.
 _OPERATION = re.compile(rf"= ([^\n]*?) ({'|'.join(KINDS)})(?:-done)?\(")
 _SHAPE = re.compile(r"([a-z]+)(\d*)[a-z0-9]*\[([\d,]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) [^\n]*\{$")
@@ -23,7 +23,8 @@ _TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 class Sent(NamedTuple):
-    """kind: one of KINDS. bytes: of its result on each device, each time. times: how often."""
+    """A collective. kind: one of KINDS. bytes: size of its result on each device, each time.
+    times: how often it runs."""
 
     kind: str
     bytes: int
@@ -31,9 +32,9 @@ class Sent(NamedTuple):
 
 
 def sent(hlo: str) -> list[Sent]:
-    """The collective operations in a compiled program's text, in its order.
+    """Return the collective operations in a compiled program's text, in order.
 
-    One in a loop counts for each of its turns; of a loop whose length is not known, once.
+    An operation in a loop counts once per iteration, or once if the trip count is unknown.
     """
     lines = [*_lines(hlo)]
     callers: dict[str, list[tuple[str, int]]] = {}
@@ -45,7 +46,7 @@ def sent(hlo: str) -> list[Sent]:
 
     @cache
     def times(name: str) -> int:
-        """How often a computation is run; the entry, which nothing calls, once."""
+        """Return how often a computation runs; the entry, which has no caller, runs once."""
         return sum(times(caller) * turns for caller, turns in callers.get(name, ())) or 1
 
     return [
@@ -56,12 +57,12 @@ def sent(hlo: str) -> list[Sent]:
 
 
 def total(operations: list[Sent]) -> int:
-    """Bytes of all the operations."""
+    """Return the total bytes of the operations' results on each device."""
     return sum(each.bytes * each.times for each in operations)
 
 
 def _lines(hlo: str) -> Iterator[tuple[str, str]]:
-    """Each line, with the name of the computation that it is in."""
+    """Yield each line, with the name of the computation that contains it."""
     name = ""
     for line in hlo.splitlines():
         if found := _COMPUTATION.match(line):
@@ -70,6 +71,6 @@ def _lines(hlo: str) -> Iterator[tuple[str, str]]:
 
 
 def _size(letters: str, bits: str, shape: str) -> int:
-    """Bytes of an array, as f32[3,5] has 60."""
+    """Return the bytes of an array: for f32[3,5], 60."""
     count = math.prod(int(n) for n in shape.split(",") if n)
     return count if letters == "pred" else count * int(bits or 0) // 8

@@ -1,8 +1,8 @@
-"""One layer of a checkpoint, cut out as a small checkpoint of its own.
+"""Cut one layer out of a checkpoint, as a small checkpoint of its own.
 
-The cut has that layer, all that is beside the layers, and the first rows of the vocabulary. So
+The cut has that layer, all tensors outside the layers, and the first rows of the vocabulary. So
 transformers and `jax_attn.models` read it like any other checkpoint, and a model that does not fit
-into memory is verified layer by layer.
+into memory can be verified layer by layer.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from jax_attn.transfer.arrays import LazyMapping, Spec, specs
 from jax_attn.transfer.files.prefixes import Renamed, unwrapped
 
 ROWS = 512
-"""Rows of the vocabulary that a cut has, where the model has as many."""
+"""The largest number of rows of the vocabulary in a cut."""
 
 
 def problems(path: Path, config: Config, layers: Iterable[int]) -> list[Problem]:
-    """Why some of these layers cannot be cut out of a checkpoint; no tensor is read.
+    """Report why some of these layers cannot be cut out of a checkpoint, without reading a tensor.
 
     path: the checkpoint, of a family that has a model. A layer may be absent, or depend on its own
     number, which a model of one layer cannot reproduce.
@@ -51,9 +51,9 @@ def problems(path: Path, config: Config, layers: Iterable[int]) -> list[Problem]
 
 
 def cut(path: Path, config: Config, layer: int, folder: Path) -> Config:
-    """Write one layer of a checkpoint, and what is beside the layers, into a folder.
+    """Write one layer of a checkpoint, and all tensors outside the layers, into a folder.
 
-    layer: one of which `problems` has none. folder: an empty one. Returns the config of the cut.
+    layer: one for which `problems` reports none. folder: an empty one. Returns the cut's config.
     """
     family = model_family(config)
     cut_config = _config(family, config, layer)
@@ -69,7 +69,7 @@ def cut(path: Path, config: Config, layer: int, folder: Path) -> Config:
 
 
 def _stems(family: Family, config: Config, keys: Iterable[str]) -> dict[int, str]:
-    """The number of each layer -> what precedes it in the layer's keys: "model.layers."."""
+    """Map each layer's number to the text before it in the layer's keys: "model.layers."."""
     stems = {}
     for place in family.blocks(config, keys):
         stem, number, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
@@ -78,16 +78,16 @@ def _stems(family: Family, config: Config, keys: Iterable[str]) -> dict[int, str
 
 
 def _names(keys: Iterable[str], stem: str, layer: int) -> dict[str, str]:
-    """Key in the cut, whose only layer is the first -> key in the file."""
+    """Map each key in the cut, whose only layer is the first, to its key in the file."""
     own = f"{stem}{layer}."
     names = {f"{stem}0.{k.removeprefix(own)}": k for k in keys if k.startswith(own)}
     return names | {k: k for k in keys if not re.match(rf"{re.escape(stem)}\d+\.", k)}
 
 
 def _config(family: Family, config: Config, layer: int) -> Config | None:
-    """The config of a model of that layer alone, which does there what the whole model does.
+    """Return the config of a model with only that layer, which acts as in the whole model.
 
-    None where there is no such config.
+    Returns None if there is no such config.
     """
     wanted = family.model_traits(config, (layer,)).blocks
     rows = min(ROWS, family.model_traits(config, ()).embedding.vocab_size)
@@ -95,7 +95,7 @@ def _config(family: Family, config: Config, layer: int) -> Config | None:
     for name, value in config.items():
         if name.endswith("_token_id") and isinstance(value, int) and value >= rows:
             small[name] = rows - 1 if name == "pad_token_id" else None
-    # What the number of a layer tells in the whole model, the cut says by name.
+    # In the whole model the layer's number may imply its kind; the cut names the kind.
     named = small | {"layer_types": [LAYER_KINDS[wanted[0].attention.window is not None]]}
     for candidate in (small, named):
         with contextlib.suppress(TransferError):
@@ -105,10 +105,10 @@ def _config(family: Family, config: Config, layer: int) -> Config | None:
 
 
 class _Cut(LazyMapping[np.ndarray]):
-    """Tensors, but of what has a row for each token of the vocabulary only the first rows.
+    """Tensors in which those with a row for each token of the vocabulary keep only the first rows.
 
-    Beside the layers these are told by their length; a file in which another tensor has it does not
-    load.
+    Outside the layers, these tensors are recognized by their length; a file in which another tensor
+    has the same length does not load.
     """
 
     def __init__(self, tensors: Renamed, stem: str, vocab_size: int):
@@ -120,7 +120,7 @@ class _Cut(LazyMapping[np.ndarray]):
         return np.array(array[: shape[0]] if shape else array)
 
     def describe(self, key: str) -> Spec:
-        """Shape and dtype name of one tensor, unread."""
+        """Return shape and dtype name of one tensor, without reading it."""
         (*shape,), dtype = self._tensors.describe(key)
         if shape[:1] == [self._vocab_size] and not key.startswith(self._stem):
             shape[0] = min(ROWS, self._vocab_size)

@@ -1,9 +1,9 @@
-"""A known family's attention weights as torch_ref names them, straight from a file's own tensors.
+"""Read a known family's attention weights from a file's own tensors, under torch_ref's names.
 
-Shares nothing with the transfer tables, by intent: they are what is verified, and one table for
-both sides would agree with itself. `SPELLED` says again how the projections are called and how one
-that holds all three is laid out, and the rows are cut out of it. Letters: N and K query and
-key/value heads, G = N // K, H head_dim.
+This module shares nothing with the transfer tables, by intent: they are what is verified, and one
+table for both sides would agree with itself. `SPELLED` states independently the names of the
+projections and the layout of a packed one. Letters: N and K query and key/value heads, G = N // K,
+H head_dim.
 """
 
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ Arrays = Mapping[str, np.ndarray]
 class Spelled(NamedTuple):
     """Names relative to a block's prefix.
 
-    projections: query, key and value, or one that holds all three: `by_group` G queries, the key
-    and the value of each key/value head in turn, else all queries, all keys, all values. columns:
-    weights lie (in, out). pairs_apart: rotary pairs (2m, 2m + 1) that torch_ref's module has at
-    (m, m + H/2). table: of a learned position bias.
+    projections: query, key and value, or a packed one. by_group: the packed one has, for each
+    key/value head in turn, G queries, the key and the value; else all queries, all keys, all
+    values. columns: weights are (in, out). pairs_apart: rotary pairs are (2m, 2m + 1), which
+    torch_ref's module has at (m, m + H/2). table: that of a learned position bias.
     """
 
     projections: tuple[str, ...]
@@ -41,7 +41,7 @@ class Spelled(NamedTuple):
 _SPLIT = Spelled(("q_proj", "k_proj", "v_proj"), "o_proj")
 _PACKED = Spelled(("query_key_value",), "dense", by_group=True)
 
-# Family -> its spellings; the first whose projections are all there counts.
+# Family -> its spellings; the first whose projections are all present counts.
 SPELLED: dict[str, tuple[Spelled, ...]] = {
     "bert": (Spelled(("self.query", "self.key", "self.value"), "output.dense"),),
     "bloom": (_PACKED,),
@@ -60,10 +60,11 @@ SPELLED: dict[str, tuple[Spelled, ...]] = {
 
 
 def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]:
-    """torch_ref's "gqa" state for a block, from its tensors by their keys behind its prefix.
+    """Return torch_ref's "gqa" state for a block.
 
-    Weights (out, in) and biases (out,), views or copies, bit for bit; the norms of queries and
-    keys as they are. Raises TransferError where projections are missing or of another size.
+    tensors: the block's tensors, by their keys after its prefix. The state holds weights (out, in)
+    and biases (out,), views or copies, bit for bit, and the norms of queries and keys unchanged.
+    Raises TransferError if projections are missing or of another size.
     """
     spelled = next((s for s in SPELLED[family] if s.weights <= tensors.keys()), None)
     if spelled is None:
@@ -89,14 +90,14 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
 
 
 def bias_table(family: str) -> str:
-    """The key of the table of a learned position bias, behind a block's prefix."""
+    """Return the key of a learned position bias's table, after a block's prefix."""
     return f"{SPELLED[family][0].table}.weight"
 
 
 def _three(
     arrays: list[np.ndarray], spelled: Spelled, traits: Traits, keys: list[str]
 ) -> list[np.ndarray]:
-    """Query (N·H, …), key and value (K·H, …)."""
+    """Return query (N·H, …), key and value (K·H, …), split if they are packed."""
     if len(arrays) == 3:
         return arrays
     (array,), (N, K, H) = arrays, traits.sizes

@@ -1,7 +1,7 @@
-"""One attention layer of a checkpoint: rebuilt in torch and in Flax, and compared.
+"""Rebuild one attention layer of a checkpoint in torch and in Flax, and compare them.
 
-What is proved is the transfer: the torch side gets its rows straight from the file, the Flax
-side through a table aimed at the file's own keys, and the two are checked like any pair.
+This proves the transfer: the torch side gets its rows straight from the file, the Flax side
+through a table for the file's own keys, and the two are checked like any pair.
 """
 
 import math
@@ -36,10 +36,10 @@ TRANSFORMS_OF_LAYERS = ("eager", "jit")
 class AttentionLayer:
     """A block that can be rebuilt.
 
-    keys: key of its table -> that of the file, which may be another block's. zeros: key -> shape
-    of what the file lacks and zeros stand for. rows(arrays by key) -> torch_ref's "gqa" state,
-    without a table. layout: from the keys to our module. doubts: what the model does there and the
-    rebuild does not.
+    keys: key of its table -> key in the file, which may belong to another block. zeros: key ->
+    shape of tensors that the file lacks, for which zeros are used. rows: (arrays by key) ->
+    torch_ref's "gqa" state, without a table. layout: the table from the keys to our module. doubts:
+    what the model does in the block and the rebuild does not.
     """
 
     name: str
@@ -54,16 +54,16 @@ class AttentionLayer:
 
 
 Surveyed = AttentionLayer | Result
-"""A layer to verify, or why it is not rebuilt."""
+"""A layer to verify, or a Result that says why it is not rebuilt."""
 
 
 def verify_layer(layer: Surveyed, tensors: Arrays, *, explain: bool = False) -> Result:
-    """The verdict on one layer: its weights bit for bit, outputs and gradients within budget.
+    """Verify one layer: its weights bit for bit, outputs and gradients within budget.
 
-    layer: as surveyed; a Result, of what is not rebuilt, stays as it is. tensors: the checkpoint's,
-    by its own keys, of which only the layer's are read. explain: whether a result that does not
-    pass has its explanation. Raises TransferError where they are not of
-    the sizes that the layer's traits give.
+    layer: as surveyed; a Result, for a layer that is not rebuilt, is returned unchanged. tensors:
+    the checkpoint's, by its own keys; only the layer's are read. explain: add an explanation to a
+    result that does not pass. Raises TransferError if tensors do not have the sizes that the
+    layer's traits give.
     """
     if isinstance(layer, Result):
         return layer
@@ -73,7 +73,7 @@ def verify_layer(layer: Surveyed, tensors: Arrays, *, explain: bool = False) -> 
     with x64_for(layer.dtype):
         port = flax_side(layer, arrays)
         result = compare(layer, torch_side(layer, arrays), port)
-        # The modules of one layer are not kept while the next ones are verified.
+        # Do not keep the modules of one layer while the next ones are verified.
         result = result.explained() if explain else replace(result, explainer=None)
         returned = export(port, layer.layout)
     return replace(result, failures=(*result.failures, *_not_returned(arrays, returned)))
@@ -82,7 +82,7 @@ def verify_layer(layer: Surveyed, tensors: Arrays, *, explain: bool = False) -> 
 def verify_port(
     layer: Surveyed, source: Mapping[str, Any], written: Mapping[str, Any], plan: PortPlan
 ) -> Result:
-    """Likewise on what a port wrote: torch on the source's own rows, Flax on the arrays written.
+    """Verify a layer that a port wrote: torch on the source's own rows, Flax on the written arrays.
 
     The torch side does not use the port's table, so that a table that transposes a square weight,
     or swaps query and key, is detected.
@@ -115,14 +115,14 @@ def verify_port(
 
 
 def read_layer(layer: AttentionLayer, tensors: Arrays) -> dict[str, np.ndarray]:
-    """The layer's arrays by the keys that its table has."""
+    """Return the layer's arrays by the keys of its table."""
     arrays = {key: tensors[in_file] for key, in_file in layer.keys.items()}
     dtype = jax.numpy.dtype(layer.dtype)
     return arrays | {key: np.zeros(shape, dtype) for key, shape in layer.zeros.items()}
 
 
 def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
-    """The torch module with the rows of the file, without a transfer table."""
+    """Build the torch module with the rows of the file, without a transfer table."""
     module = rebuild.torch_module(layer.traits).to(getattr(torch, layer.dtype))
     own, rows = module.state_dict(), layer.rows(arrays)
     problems = [
@@ -137,14 +137,14 @@ def torch_side(layer: AttentionLayer, arrays: Arrays) -> torch.nn.Module:
 
 
 def flax_side(layer: AttentionLayer, arrays: Arrays) -> nnx.Module:
-    """The Flax module, loaded through the table without drawing parameters first."""
+    """Build the Flax module, loaded through the table without drawing parameters first."""
     module = rebuild.flax_module(layer.traits, layer.dtype)
     load(module, arrays, layer.layout)
     return module
 
 
 def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module) -> Result:
-    """The verdict on the two sides of a layer, with the layer's doubts and notes."""
+    """Check the two sides of a layer; the result includes the layer's doubts and notes."""
     seed = zlib.crc32(layer.name.encode())
     N, K, H = layer.traits.sizes
     causal = replace(layer.traits, is_causal=True)
@@ -176,7 +176,7 @@ def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module)
 
 
 def variant(traits: Traits) -> str:
-    """What the block does besides plain attention: "rotary, window"; "" for nothing."""
+    """Return the block's features beyond plain attention, such as "rotary, window", or ""."""
     scale, bias = traits.scale, traits.bias and traits.bias.kind
     has = {
         "rotary": traits.rotary is not None,
@@ -192,10 +192,10 @@ def variant(traits: Traits) -> str:
 
 
 def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
-    """Standard normal sequences, how many keys of each count, and where they are.
+    """Draw standard normal sequences, with their lengths and, for rotary positions, positions.
 
-    query (B, T, D); where keys and values come from elsewhere or have other widths, key
-    (B, S, kdim) and value (B, S, vdim), too; lengths (B,); for rotary positions, positions (T,).
+    query (B, T, D); for cross-attention or other widths of keys and values, also key (B, S, kdim)
+    and value (B, S, vdim); lengths (B,), the number of valid keys; positions (T,).
     """
     rng = np.random.default_rng(seed)
     arrays: dict[str, np.ndarray] = {"query": rng.standard_normal((B, T, traits.embed_dim))}
@@ -204,13 +204,13 @@ def inputs(traits: Traits, seed: int) -> dict[str, np.ndarray]:
         arrays["key"] = rng.standard_normal((B, S, kdim))
         arrays["value"] = rng.standard_normal((B, S, vdim))
     if traits.rotary is not None:
-        # Far enough apart for the slowest pairs to turn: else a wrong base would go unseen.
+        # Far enough apart for the slowest pairs to turn; else a wrong base would go unseen.
         arrays["positions"] = 3 + 260 * np.arange(T, dtype=np.int32)
     return arrays | {"lengths": np.array([S, S // 2], np.int32)}
 
 
 def _call(mask: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """How a side is called, alike in both frameworks; mask(lengths, T, S): what it masks with."""
+    """Return a call of either side, without a mask and with mask(lengths, T, S)."""
 
     def call(module: Any, query: Any, lengths: Any, **others: Any) -> dict[str, Any]:
         visible = mask(lengths, query.shape[1], others.get("key", query).shape[1])
@@ -236,7 +236,7 @@ def _not_returned(arrays: Arrays, returned: Arrays) -> tuple[Finding, ...]:
 def unmeasured(
     name: str, dtype: str, *, doubts: tuple[str, ...], notes: tuple[str, ...] = ()
 ) -> Result:
-    """Nothing was run: no tensor, no level, INCONCLUSIVE."""
+    """Return an INCONCLUSIVE result of a check that did not run, without tensors."""
     return Result(
         dtype=dtype,
         backend=jax.default_backend(),
@@ -255,9 +255,9 @@ def _not_rebuilt(layer: AttentionLayer, why: str) -> Result:
 
 
 def _written_at(layer: AttentionLayer, plan: PortPlan) -> tuple[dict[str, str], str]:
-    """Where each array of the layer's module was written, by its name, not by a table.
+    """Find where each array of the layer's module was written, by its name, not by a table.
 
-    Its path in our module -> the path written; and why that is unclear, "" where it is not.
+    Returns path in our module -> written path, and why that is unclear, or "".
     """
     keys = set(layer.keys.values())
     moves = (move for move in plan.moves if not keys.isdisjoint(move.row.keys))
@@ -274,6 +274,6 @@ def _written_at(layer: AttentionLayer, plan: PortPlan) -> tuple[dict[str, str], 
 
 
 def _of_zeros(layer: AttentionLayer) -> set[str]:
-    """The paths in our module of what the file lacks and zeros stand for."""
+    """Return the paths in our module of tensors that the file lacks, for which zeros are used."""
     rows = (r for group in layer.layout.groups for r in group.rows)
     return {path for r in rows if not layer.zeros.keys().isdisjoint(r.keys) for path in r.paths}

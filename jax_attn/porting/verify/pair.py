@@ -1,6 +1,6 @@
-"""transformers' model and ours, from the same folder: what both are called with, and the check.
+"""Check transformers' model against ours, both read from the same folder.
 
-What is compared are the last hidden states, logits and the gradient of every parameter, for rows
+The check compares the last hidden states, logits and the gradient of every parameter, for rows
 padded on either side, by lengths, and by a cache.
 """
 
@@ -33,10 +33,10 @@ from jax_attn.transfer.files.port_folder import beside
 from jax_attn.transfer.files.prefixes import unwrapped
 
 LONGEST = 13
-"""Tokens in a row, where the model takes as many."""
+"""Tokens in a row, or as many as the model takes if fewer."""
 
 PART = 2**27
-"""Numbers of parameters whose gradients are compared at once."""
+"""The number of parameter elements whose gradients are compared at once."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Pair:
 
     @classmethod
     def of(cls, path: Path, config: Config, dtype: str) -> "Pair":
-        """Both read the folder, each in its own way."""
+        """Read the folder by transformers and by us, each in its own way."""
         family = model_family(config)
-        port = load(path, dtype=dtype)  # which refuses, by name, what transformers fills in
+        port = load(path, dtype=dtype)  # reports missing tensors, which transformers fills in
         kind, has_alibi = _class_of(config, port), port.reads.alibi is not None
         reference, unexpected = _reference(path, kind, dtype, has_alibi=has_alibi)
         traits = family.model_traits(config)
@@ -67,11 +67,11 @@ class Pair:
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
-        """Three rows: whole, padded behind, padded in front.
+        """Three rows of tokens: without padding, padded at the end, padded at the start.
 
-        The mask of the second shows one token of padding, whose vector may get no gradient.
-        For a classifier of the last token, which transformers finds by its id, the first row ends
-        with the padding's token though the mask shows it; it takes one row where there is none.
+        The mask of the second row shows one padding token, whose vector may get no gradient. For a
+        classifier of the last token, which transformers finds by its id, the first row ends with
+        the padding token although the mask shows it; without a padding token, there is one row.
         """
         embedding = self.traits.embedding
         T = LONGEST
@@ -96,11 +96,11 @@ class Pair:
 
     @property
     def has_cache(self) -> bool:
-        """Whether the model can go on from a cache."""
+        """True if the model can continue from a cache."""
         return not cache_problems(self.port.reads)
 
     def call_reference(self, module: Any, tokens: Any, mask: Any, types: Any = None) -> dict:
-        """What transformers gives, under as many names as the port is called in ways."""
+        """Return transformers' outputs, under a name for each way in which the port is called."""
         own = self.reference_outputs(module, tokens, mask, types)
         ways = own | {f"{name} by lengths": x[:2].detach() for name, x in own.items()}
         if self.has_cache:
@@ -108,7 +108,7 @@ class Pair:
         return ways
 
     def reference_outputs(self, module: Any, tokens: Any, mask: Any, types: Any = None) -> dict:
-        """What transformers gives by a mask, 0 where there is padding."""
+        """Return transformers' outputs by a mask; those of padding are 0."""
         words = {} if types is None else {"token_type_ids": types}
         out = module(tokens, attention_mask=mask, output_hidden_states=True, **words)
         given = {
@@ -120,7 +120,7 @@ class Pair:
         return _own(given, mask)
 
     def call_port(self, model: Any, tokens: Any, mask: Any, types: Any = None) -> dict:
-        """What ours gives in as many ways as it can be called in."""
+        """Return our model's outputs by a mask, by lengths and, if it can, by a cache."""
         own = self.port_outputs(model, tokens, mask, types)
         shorter = None if types is None else types[:2]
         by_lengths = model(tokens[:2], mask[:2].sum(axis=1), types=shorter)
@@ -141,11 +141,11 @@ class Pair:
         return ways
 
     def port_outputs(self, model: Any, tokens: Any, mask: Any, types: Any = None) -> dict:
-        """What ours gives by a mask, 0 where there is padding."""
+        """Return our model's outputs by a mask; those of padding are 0."""
         return self._named(model(tokens, attention_mask=mask, types=types), mask)
 
     def _named(self, out: Any, mask: Any) -> dict[str, Any]:
-        """Only what transformers' class gives as well."""
+        """Return only the outputs that transformers' class has too, under its names."""
         given = {"hidden": out.hidden, "logits": out.logits, "pair": out.pair}
         if out.logits is None and out.pair is not None:  # BertForNextSentencePrediction
             given |= {"logits": out.pair, "pair": None}
@@ -154,10 +154,10 @@ class Pair:
         return _own(given, mask)
 
     def check(self, part: int = PART, *, explain: bool = False) -> Result:
-        """The verdict on the pair. explain: whether one that does not pass has its explanation.
+        """Check the pair. explain: add an explanation to a result that does not pass.
 
-        part: about so many numbers of parameters have their gradients compared at once; for more
-        the check is made several times, since gradients take most of its memory.
+        part: the number of parameter elements, roughly, whose gradients are compared at once. For
+        more, the check runs several times, because gradients take most of its memory.
         """
         groups = _groups(self.reference, part)
         results = []
@@ -175,7 +175,7 @@ class Pair:
             )
             results.append(result.explained() if explain else replace(result, explainer=None))
             del result
-            gc.collect()  # a check's copies of the reference lie in cycles
+            gc.collect()  # a check's copies of the reference are in reference cycles
         total = sum(1 for _ in self.reference.named_parameters())
         limited = {selected(frozenset(group), total) for group in groups}
         return _joined(results, limited if len(groups) > 1 else set())
@@ -184,16 +184,16 @@ class Pair:
 def _reference(
     path: Path, kind: Any, dtype: str, *, has_alibi: bool
 ) -> tuple[torch.nn.Module, dict[str, tuple[int, ...]]]:
-    """transformers' model of a folder, in eval mode, and the tensors that it has no place for.
+    """Load transformers' model in eval mode; return it and the shapes of tensors that it ignores.
 
-    Raises TransferError for what transformers would draw at random.
+    Raises TransferError for parameters that transformers would draw at random.
     """
     try:
         with _quiet():
             model, loaded = kind.from_pretrained(
                 beside(path),
                 dtype=getattr(torch, dtype),
-                # Beside ALiBi transformers chooses: Falcon's eager attention adds the bias twice.
+                # With ALiBi, let transformers choose: Falcon's eager attention adds the bias twice.
                 attn_implementation=None if has_alibi else "eager",
                 local_files_only=True,
                 output_loading_info=True,
@@ -217,7 +217,7 @@ def _reference(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers' own bars of progress and reports of what it loads are left out."""
+    """Silence transformers' progress bars and its loading reports."""
     from transformers.utils import logging
 
     had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -232,9 +232,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _class_of(config: Config, port: Model) -> Any:
-    """transformers' class of a config: the one it names, or the one with the port's head.
+    """Return transformers' class for a config: the one it names, or the one with the port's head.
 
-    Raises TransferError for a name that is none of its models'.
+    Raises TransferError if the name is not that of a transformers model that reads one text.
     """
     import transformers
 
@@ -255,9 +255,9 @@ def _class_of(config: Config, port: Model) -> Any:
 def _without_heads(
     port: Model, layout: Layout, unexpected: Mapping[str, tuple[int, ...]], traits: ModelTraits
 ) -> tuple[str, ...]:
-    """Take the heads from the port that transformers' class has no place for; their names.
+    """Remove the heads that transformers' class lacks from the port, and return their names.
 
-    layout: the table of the unexpected tensors. Raises TransferError where one is of no head.
+    layout: the table of the unexpected tensors. Raises TransferError if one belongs to no head.
     """
     paths = layout.shapes(unexpected, traits.blocks[0].attention.sizes)
     parts = sorted({path.split(".")[0] for path in paths})
@@ -270,7 +270,7 @@ def _without_heads(
 
 
 def _groups(module: torch.nn.Module, part: int) -> list[tuple[str, ...]]:
-    """The names of a module's parameters, in groups of about `part` numbers."""
+    """Return the names of a module's parameters, in groups of about `part` elements."""
     groups: list[list[str]] = [[]]
     size = 0
     for name, parameter in module.named_parameters():
@@ -283,7 +283,7 @@ def _groups(module: torch.nn.Module, part: int) -> list[tuple[str, ...]]:
 
 
 def _joined(results: Sequence[Result], left_out: Collection[str]) -> Result:
-    """One result of several checks of a pair, which compared the gradients of other parameters."""
+    """Merge the results of checks of one pair that compared gradients of different parameters."""
     first, *others = results
     gradients = (t for r in others for t in r.tensors if t.kind == "gradient of parameter")
     return replace(
@@ -299,14 +299,14 @@ def _joined(results: Sequence[Result], left_out: Collection[str]) -> Result:
 
 
 def logits_of(out: Mapping[str, Any]) -> Any:
-    """The logits among what a model of transformers gives, whatever it calls them; None of none."""
+    """Return the logits in a transformers model's output, under any of its names, or None."""
     if "start_logits" in out:
         return torch.stack([out["start_logits"], out["end_logits"]], dim=-1)
     return out.get("logits", out.get("prediction_logits"))
 
 
 def _own(given: Mapping[str, Any], mask: Any) -> dict[str, Any]:
-    """What there is, 0 where there is padding."""
+    """Return the outputs that are not None; those of padding are 0."""
     return {
         name: x * mask[..., None].astype(x.dtype)
         if isinstance(x, jax.Array) and x.ndim == 3

@@ -1,4 +1,4 @@
-"""Traits of an attention block -> the block in either framework, and how each is called."""
+"""Build an attention block from its traits in either framework, and the masks for its calls."""
 
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from torch_ref import rotary as torch_rotary
 
 
 def flax_module(traits: Traits, dtype: str) -> nnx.Module:
-    """Our module, abstract: shapes and dtypes, no values. In eval mode."""
+    """Build our module in eval mode, abstract: with shapes and dtypes but no values."""
     make = partial(attention, traits, dtype=dtype, param_dtype=dtype)
     abstract = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
     abstract.eval()
@@ -24,7 +24,7 @@ def flax_module(traits: Traits, dtype: str) -> nnx.Module:
 
 
 def flax_mask(traits: Traits, lengths: jax.Array) -> Mask:
-    """What queries may see in rows of `lengths` (B,) tokens that are padded at the end."""
+    """Build the mask for rows of `lengths` (B,) tokens that are padded at the end."""
     mask = Mask.lengths(lengths)
     if traits.is_causal:
         mask &= Mask.causal()
@@ -34,7 +34,7 @@ def flax_mask(traits: Traits, lengths: jax.Array) -> Mask:
 
 
 def torch_module(traits: Traits) -> torch.nn.Module:
-    """torch_ref's module, in float32 and eval mode."""
+    """Build torch_ref's module, in float32 and eval mode."""
     N = traits.sizes.num_heads
     return torch_ref.DESIGNS["gqa"](
         **shared_options(traits, torch_rotary),
@@ -46,7 +46,7 @@ def torch_module(traits: Traits) -> torch.nn.Module:
 
 
 def torch_mask(traits: Traits, lengths: torch.Tensor, T: int, S: int | None = None) -> torch.Tensor:
-    """The same for torch, (B, 1, T, S), True = attend; S defaults to T."""
+    """Build the mask of `flax_mask` for torch, (B, 1, T, S), True = attend; S defaults to T."""
     i, j = torch.arange(T)[:, None], torch.arange(T if S is None else S)
     visible = (j < lengths[:, None, None, None]) & (i >= 0)
     if traits.is_causal:

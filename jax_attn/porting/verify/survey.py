@@ -1,6 +1,6 @@
-"""The attention layers of a checkpoint: of a family that its config names, or as they are spelled.
+"""Find the attention layers of a checkpoint, by the family of its config or by their names.
 
-Reads names, shapes and dtypes; no tensor.
+Reads names, shapes and dtypes, but no tensor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ Options = Mapping[str, int | None]
 
 STATEMENT = "verified our rebuild of the attention weights, not the whole model"
 STATEMENT_OF_PORTS = "verified the attention weights that were written, not the whole model"
-_NO_CONFIG = "no config.json beside it: what else the model does in its attention is not known"
+_NO_CONFIG = "there is no config.json, so other features of the model's attention are unknown"
 _SHOWN = 8
 
 
@@ -47,11 +47,10 @@ def survey(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
 ) -> list[Surveyed]:
-    """The layers to verify, and a Result for each block that is not rebuilt.
+    """Return the layers to verify, and a Result for each block that is not rebuilt.
 
-    num_heads, num_kv_heads: N and K, where no config has them, or as it does. Raises
-    UnknownHeadsError; TransferError where there is no attention, and with everything that
-    contradicts itself.
+    num_heads, num_kv_heads: N and K, needed if no config has them; else they must agree with it.
+    Raises UnknownHeadsError; TransferError if there is no attention, and with every contradiction.
     """
     config = config if config is not None else {}
     options = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads}
@@ -62,7 +61,7 @@ def survey(
         places = family.blocks(config, checkpoint)
         blocks = [(place, family.traits(config, place.torch)) for place in places]
     except TransferError as error:
-        # The family's table cannot serve this config; what is readable is read by its spelling.
+        # The family's table does not support this config; read the blocks by their names instead.
         why = tuple(f"family {family.name}: {problem.text}" for problem in error.problems)
         return _layers_by_spelling(checkpoint, config, options, why)
     if blocks:
@@ -74,9 +73,9 @@ def survey(
 
 
 def survey_port(source: LazyTensors, config: Config, sizes: Sizes | None) -> list[Surveyed]:
-    """The attention that a port carried, and a Result for each block that is not rebuilt.
+    """Return the attention layers that a port carried, and a Result for each one not rebuilt.
 
-    sizes: as the port has them, where no config says.
+    sizes: the port's N, K and H, if no config has them.
     """
     N, K, _ = sizes or (None, None, None)
     try:
@@ -139,7 +138,7 @@ def _family_layer(
 
 
 def _misfits(layer: AttentionLayer, checkpoint: LazyTensors) -> list[Problem]:
-    """Where the file differs from the config."""
+    """Report where the file differs from the config."""
     with x64_for(layer.dtype):
         try:
             module = rebuild.flax_module(layer.traits, layer.dtype)
@@ -148,7 +147,7 @@ def _misfits(layer: AttentionLayer, checkpoint: LazyTensors) -> list[Problem]:
         return plan(module, Renamed(checkpoint, layer.keys), layer.layout).problems
 
 
-# --- as they are spelled ------------------------------------------------------------------------
+# --- by their names -----------------------------------------------------------------------------
 
 # torch_ref's name of a weight or bias -> the Flax path and the steps from torch's rows to it
 _ROWS: dict[str, tuple[str, tuple[Step, ...]]] = {
@@ -169,7 +168,9 @@ _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 def _layers_by_spelling(
     checkpoint: LazyTensors, config: Config, options: Options, why: tuple[str, ...]
 ) -> list[Surveyed]:
-    """why: the reasons against a family's table, where the config names a family."""
+    """Return the layers found by their names, and a Result for each block that is not rebuilt.
+
+    why: the reasons against a family's table, if the config names a family."""
     specs = {key: checkpoint.describe(key) for key in checkpoint}
     blocks = discover(specs, str(config.get("model_type", "")))
     if not blocks:
@@ -201,7 +202,7 @@ def _spelled_layer(
     why: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> AttentionLayer:
-    """seen: the config as seen from the block; why, notes: of all blocks."""
+    """Return the layer of a block. seen: the config as seen from it; why, notes: for all blocks."""
     sizes, softcap = head_counts(block, seen, *options.values())
     traits = Traits(
         block.embed_dim,
@@ -239,7 +240,7 @@ def _spelled_layer(
 
 
 def table(block: AttentionBlock) -> Layout:
-    """The transfer table between the block's own keys and the Flax module."""
+    """Return the transfer table between the block's own keys and the Flax module."""
     names_of: dict[str, list[str]] = {}
     for name, at in block.rows.items():
         names_of.setdefault(at.key, []).append(name)
@@ -252,14 +253,14 @@ def _row(key: str, names: list[str]) -> Row:
 
 
 def _note_packed(block: AttentionBlock) -> tuple[str, ...]:
-    """Shapes do not tell the order of packed rows: both sides take it from the spelling."""
+    """Note the assumed order of packed rows: no shape shows it, and both sides assume the same."""
     key = block.rows["q.weight"].key
     is_packed = key == block.rows["k.weight"].key
     return (f"{key} read as query, key and value, one after another",) * is_packed
 
 
 def _note_beside(beside: Sequence[str]) -> tuple[str, ...]:
-    return (f"beside it, and no part of the rebuild: {_first(beside)}",) * bool(beside)
+    return (f"other tensors of the block, not in the rebuild: {_first(beside)}",) * bool(beside)
 
 
 def _first(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A whole checkpoint, or some of its layers: the verdicts on the model that models.load gives."""
+"""Verify the model that models.load returns, for a whole checkpoint or some of its layers."""
 
 import gc
 import importlib.util
@@ -22,20 +22,20 @@ from jax_attn.transfer.arrays import specs
 
 DTYPES_OF_MODELS = ("float32", "bfloat16")
 LAYER_PART = 3 * 2**24
-"""Like `PART`, for a single layer: smaller, as layers are verified where memory is short."""
+"""Like `PART`, for a single layer; smaller, because layers are verified if memory is short."""
 _BYTES, _BYTES_COMPARED = 28, 47
-"""Bytes of memory for each parameter, and more for each whose gradient is compared at once."""
+"""Bytes of memory for each parameter, and further bytes if its gradient is compared at once."""
 
 _WHOLE = "the whole model"
-_ATTENTION = "--attention verifies the attention alone, without transformers"
+_ATTENTION = "--attention verifies only the attention, without transformers"
 
 
 def verify_whole(path: Path, config: Config, *, explain: bool = False) -> Iterator[Result]:
-    """The verdicts on a whole model, one for each of DTYPES_OF_MODELS.
+    """Verify a whole model; yield one result for each of DTYPES_OF_MODELS.
 
-    INCONCLUSIVE without transformers. explain: whether a result that does not pass has its
-    explanation. Raises TransferError where there is no model of the config, or its file does not
-    fit; MemoryError, before anything is read, where memory does not suffice.
+    Without transformers, results are INCONCLUSIVE. explain: add an explanation to a result that
+    does not pass. Raises TransferError if the config has no model here, or the file does not fit
+    it; MemoryError, before any tensor is read, if memory does not suffice.
     """
     for dtype, name in zip(DTYPES_OF_MODELS, names_of_whole(), strict=True):
         yield _verified(path, config, dtype, name, PART, _WHOLE, explain=explain)
@@ -44,10 +44,10 @@ def verify_whole(path: Path, config: Config, *, explain: bool = False) -> Iterat
 def verify_layers(
     path: Path, config: Config, layers: Sequence[int], *, explain: bool = False
 ) -> Iterator[Result]:
-    """The verdicts on single layers. Each is cut out of the checkpoint by `cut` and verified alone.
+    """Verify single layers, each cut out of the checkpoint by `cut`; yield a result for each dtype.
 
-    A layer is between the embedding of the first tokens of the vocabulary and the model's last norm
-    and head. Raises TransferError, before any is verified, for layers that cannot be cut out.
+    A layer runs between the embedding of the vocabulary's first tokens and the model's last norm
+    and head. Raises TransferError, before verifying any, for layers that cannot be cut out.
     """
     if problems := cutting.problems(path, config, layers):
         raise TransferError("layers to verify", problems)
@@ -62,7 +62,7 @@ def verify_layers(
             if _has_transformers():
                 small = cutting.cut(path, config, layer, folder)
             for dtype in DTYPES_OF_MODELS:
-                with one_thread():  # perturbed runs one by one, which take half the memory
+                with one_thread():  # makes perturbed runs one by one, which takes half the memory
                     result = _verified(
                         *(folder, small, dtype, next(names), LAYER_PART, subject, traits),
                         explain=explain,
@@ -71,12 +71,12 @@ def verify_layers(
 
 
 def names_of_whole() -> list[str]:
-    """The names of the results of `verify_whole`."""
+    """Return the names of the results of `verify_whole`."""
     return [f"model, {dtype}" for dtype in DTYPES_OF_MODELS]
 
 
 def names_of_layers(layers: Sequence[int]) -> list[str]:
-    """The names of the results of `verify_layers`."""
+    """Return the names of the results of `verify_layers`."""
     return [f"layer {layer}, {dtype}" for layer in layers for dtype in DTYPES_OF_MODELS]
 
 
@@ -91,11 +91,14 @@ def _verified(
     *,
     explain: bool,
 ) -> Result:
-    """subject: what is verified, as the notes say it. traits: of all layers, where this is one."""
+    """Verify the model of a folder in one dtype.
+
+    subject: what is verified, as worded in the notes. traits: those of all layers, if the folder
+    has only one."""
     if not _has_transformers():
         doubt = f"transformers is not installed: {install_line('hf')}; {_ATTENTION}"
         return unmeasured(name, dtype, doubts=(doubt,))
-    gc.collect()  # the models of the check before, which lie in cycles
+    gc.collect()  # the previous check's models are in reference cycles
     _expect_memory(path, part)
     pair = Pair.of(path, config, dtype)
     result = pair.check(part, explain=explain)
@@ -120,7 +123,7 @@ def _has_transformers() -> bool:
 
 
 def _expect_memory(path: Path, part: int) -> None:
-    """Raises MemoryError where a check of a file's model would need more than there is."""
+    """Raise MemoryError if a check of a file's model would need more memory than is free."""
     with load_checkpoint(path) as tensors:
         count, free = sum(math.prod(s.shape) for s in specs(tensors)[0].values()), free_memory()
     needed = _BYTES * count + _BYTES_COMPARED * min(count, part)
@@ -130,7 +133,7 @@ def _expect_memory(path: Path, part: int) -> None:
 
 
 def _notes(pair: Pair, subject: str, traits: ModelTraits, T: int) -> Iterator[str]:
-    """What the verdict is about, in a sentence; and what of the file it is not about."""
+    """Yield what the verdict covers, in a sentence, and which parts of the file it does not."""
     import transformers
 
     ways = "by lengths, by a mask" + (", by a cache" if pair.has_cache else "; not by a cache")
@@ -144,7 +147,7 @@ def _notes(pair: Pair, subject: str, traits: ModelTraits, T: int) -> Iterator[st
 
 
 def _beyond(traits: ModelTraits, T: int) -> Iterator[str]:
-    """What no row of T tokens exercises."""
+    """Yield what no row of T tokens exercises."""
     attention = [block.attention for block in traits.blocks]
     if windows := [a.window for a in attention if a.window is not None and a.window >= T]:
         yield f"the window of {min(windows)}"

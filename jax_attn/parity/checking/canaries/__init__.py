@@ -1,9 +1,9 @@
-"""Canaries: what the inputs of a check could not reveal, of the bugs that ports of attention have.
+"""Canaries: find the bugs of attention ports that the inputs of a check could not reveal.
 
-The reference itself, in float64 and with one bug planted, goes through the comparison in the
-port's place: forward and, for the gradient's canary, backward. If it stays within the budget, a
+The reference itself, in float64 and with one bug planted, takes the port's place in the
+comparison: forward and, for the gradient's canary, backward. If it stays within the budget, a
 port with that bug would pass on these inputs, and the check is INCONCLUSIVE. A canary costs one
-run, beside the perturbed runs of the budget.
+run, in addition to the perturbed runs of the budget.
 """
 
 import math
@@ -54,7 +54,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     begun = time.perf_counter()
     run_placed(prepared.reference, Watched([facts, tanhs, branches]))
     is_long = time.perf_counter() - begun >= LONG
-    of_masks = try_masks(prepared, facts, by_masks)  # before what reads which branches they reach
+    of_masks = try_masks(prepared, facts, by_masks)  # fills by_masks, which others read
     others: tuple[Part, ...] = (
         lambda: try_mask_patterns(prepared),
         lambda: try_positions(prepared),
@@ -72,15 +72,15 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     parts = [of_masks, *(_at_once(prepared, others) if is_long else (part() for part in others))]
     doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
     if doubts and not _has_budget(prepared):
-        doubts = ()  # no run could fail, for a reason that the comparison names
+        doubts = ()  # no run could fail; the comparison reports why
     elif doubts and not prepared.has_power:
         doubts, notes = (), (*notes, _DROWNED)
     return DoubtsAndNotes(doubts, notes)
 
 
 def _at_once(prepared: Prepared, parts: Sequence[Part]) -> list[DoubtsAndNotes]:
-    """The parts in two threads, in each of which one run is made after another."""
-    _ = prepared.exact, prepared.own, prepared.budgets  # which all threads read
+    """Run the parts in up to two threads, each making one run after another."""
+    _ = prepared.exact, prepared.own, prepared.budgets  # computed once, before threads read them
     has_grad, threads = torch.is_grad_enabled(), min(_AT_ONCE, torch.get_num_threads())
 
     def alone(part: Part) -> DoubtsAndNotes:

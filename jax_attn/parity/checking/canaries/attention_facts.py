@@ -1,4 +1,4 @@
-"""What the softmaxes of a reference are given: how many keys, and how the weights lie on them."""
+"""Facts about the softmaxes of a reference: the number of keys, and the spread of the weights."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from jax_attn.parity.checking.canaries.softmax_bugs import FORWARD
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.modes.constants import Kwargs
 
-# What a mask adds to a score, or puts in its place.
+# A number this low, added to a score or put in its place, hides the key.
 HIDES = -1e3
-# Of a softmax's rows, how many make what is true of them the cause.
+# The share of rows for which a fact must hold to count as the cause.
 NEARLY_ALL = 0.9
 
 
 class Cause(NamedTuple):
-    """What hides a bug of the scores or the weights, and inputs that do not."""
+    """The reason why a bug of scores or weights stays hidden, and inputs that reveal it."""
 
     reason: str
     remedy: str
@@ -36,10 +36,10 @@ FAINT = Cause(
 
 
 class AttentionFacts:
-    """Of the softmaxes met, how many rows of each have one key, are saturated, or are alike.
+    """Counts, for each softmax, of rows that have one key, are saturated, or have equal weights.
 
-    longest: the most keys that a query has, hidden ones among them. hides: whether a mask hides
-    some key from a query that sees others; hides_first: whether the first. empties: whether every
+    longest: the most keys of a query, including hidden ones. hides: whether a mask hides some key
+    from a query that sees others; hides_first: whether it hides the first. empties: whether every
     key is hidden from some query.
     """
 
@@ -71,8 +71,9 @@ class AttentionFacts:
         self._rows[place] = self._rows.get(place, 0) + counts
 
     def cause(self, places: Iterable[int] | None = None) -> Cause:
-        """What is true of nearly all rows: of the softmaxes at `places`, in the order met; None:
-        of all."""
+        """Return the cause that holds for nearly all rows, else FAINT.
+
+        places: indices of softmaxes, in the order met; None means all."""
         counts = list(self._rows.values())
         chosen = [counts[place] for place in places] if places is not None else counts
         rows, single, saturated, alike = torch.stack(chosen).sum(0).tolist()
@@ -83,8 +84,9 @@ class AttentionFacts:
 
 
 def _filled(scores: torch.Tensor, weights: torch.Tensor, axis: int) -> torch.Tensor:
-    """Whether the keys of a row without weight score alike, as a mask's fill makes them, several;
-    what scores too low beside a larger one scores as it happens to."""
+    """Return whether several zero-weight keys of a row share one score, as after a mask's fill.
+
+    Keys that have no weight only because another scores higher do not share a score."""
     weightless = (weights == 0) & scores.isfinite()
     low = torch.where(weightless, scores, torch.inf).amin(axis)
     high = torch.where(weightless, scores, -torch.inf).amax(axis)

@@ -1,5 +1,5 @@
-"""Branches of the reference that never act in a run: a clamp that nothing exceeds, a NaN replaced
-where there is none, a choice that always falls on one side. A port without them would pass.
+"""Branches of the reference that never act in a run: a clamp that no number exceeds, a nan_to_num
+without a NaN, a choice that always takes one side. A port without them would pass.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -19,9 +19,10 @@ from jax_attn.parity.run.modes.lines import calling_line
 
 
 class Side(NamedTuple):
-    """One side of a branch. operator: with its bound. what: the input on which it acts.
+    """One side of a branch. operator: its name and bound. what: the input on which it acts.
 
-    standing: whether there may be no such input: an integer comes to the bound, and not beyond.
+    guards: whether it only guards against zero. standing: whether there may be no such input,
+    because an integer reaches the bound but may never exceed it.
     """
 
     operator: str
@@ -31,11 +32,11 @@ class Side(NamedTuple):
 
 
 Sides = Iterator[tuple[Side, bool]]
-"""With whether it acts."""
+"""Each side, with whether it acts."""
 
-# A bound this close to zero keeps a divisor or a root from it, or from a rounding below it.
+# A bound this close to zero keeps a divisor or the argument of a root positive despite rounding.
 _GUARD = 1e-3
-# A bound this large keeps a number finite; it is no part of what is computed.
+# A bound this large only keeps a number finite; it is not part of the computation.
 _FINITE = 1e30
 
 
@@ -43,7 +44,7 @@ _FINITE = 1e30
 
 
 def _constant(value: Any) -> float | None:
-    """A number, or what a tensor holds throughout; None where it holds several."""
+    """Return a number, or the one value of a constant tensor; None if a tensor holds several."""
     if not isinstance(value, torch.Tensor):
         return float(value)
     if value.numel() == 0 or value.min() != value.max():
@@ -52,7 +53,7 @@ def _constant(value: Any) -> float | None:
 
 
 def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
-    """A clamp's sides, where it has them and they can matter: beyond its bounds, and between."""
+    """Yield a clamp's sides, as far as they can matter: beyond each bound, and between them."""
     between, inside = [], torch.ones_like(x, dtype=torch.bool)
     for word, bound, beyond, within in (
         ("min", low, torch.lt, torch.gt),
@@ -90,7 +91,7 @@ def _smaller(x: Any, y: Any) -> Sides:
 
 
 def _chosen(operator: str, x: Any, y: Any, *, low: bool) -> Sides:
-    """Of two tensors either may be taken; a constant is a bound of the other."""
+    """Yield the sides of a choice between two tensors; if one is constant, it is a bound."""
     if _constant(x) is not None:
         x, y = y, x
     if _constant(y) is not None:
@@ -161,7 +162,7 @@ def _fmod(x: Any, divisor: Any) -> Sides:
 
 
 def _stepped(operator: str, x: Any, *bounds: Any, **named: Any) -> Sides:
-    """What takes numbers to steps, and all of these to one."""
+    """Yield the side of a step function; it acts if numbers fall on more than one step."""
     if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel() > 1:
         steps = getattr(torch, operator)(x, *bounds, **named)
         what = "numbers that it takes to several steps"
@@ -182,7 +183,7 @@ def _masked_scatter(x: Any, mask: Any, _: Any) -> Sides:
 
 
 def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Sides:
-    """A condition that is made a number, such as a factor of 0 or 1."""
+    """Yield the sides of a condition that is cast to a number, such as a factor of 0 or 1."""
     if x.dtype is torch.bool and dtype and dtype.is_floating_point:
         for value, taken in ((True, x), (False, ~x)):
             what = f"an element where the condition is {value}"
@@ -237,14 +238,14 @@ _SIDES: dict[str, Callable[..., Sides]] = {
     "where": _where,
 }
 OF_MASKS = ("_to_copy", "index_put", "masked_fill", "masked_scatter", "mul", "where")
-"""What a mask among the inputs makes act, whose own canaries then show it."""
+"""Operators that a mask among the inputs makes act; the canaries of masks then show it."""
 
 
 # --- which of them act ----------------------------------------------------------------------------
 
 
 class Branches:
-    """The sides of branches met, and whether each acts anywhere."""
+    """Records the sides of the branches met, and whether each acts anywhere."""
 
     def __init__(self, operators: Collection[str] = tuple(_SIDES)):
         self.operators = operators
@@ -261,7 +262,7 @@ class Branches:
             self.acts[key] = self.acts.get(key, False) or acts
 
     def notes(self, by_masks: "Branches") -> DoubtsAndNotes:
-        """Note the sides that never act. by_masks: of the runs in which masks were others."""
+        """Note the sides that never act. by_masks: the branches in runs with other masks."""
         idle: dict[Side, list[tuple[str, str]]] = {}
         for key, acts in self.acts.items():
             path, _, side = key

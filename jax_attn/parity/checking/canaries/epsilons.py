@@ -1,6 +1,6 @@
-"""Epsilons that do not show: of norms, beside large activations, and of denominators.
+"""Canaries of epsilons, whose effect large activations and large denominators hide.
 
-Another default is put in each norm; from denominators they are left out.
+Norms get another default epsilon; denominators get none.
 """
 
 import math
@@ -26,21 +26,21 @@ _NORMS = {
     "native_group_norm": 7,
     "native_layer_norm": 4,
 }
-# The root of a sum whose second term is this small is a norm's, written out.
+# The root of a sum with a second term this small belongs to a norm that is written out.
 _LARGEST = 1e-3
 _MARK = "_epsilon_added"
 # operator -> which of its arguments is the denominator
 _DIVISORS = {"div": 1, "reciprocal": 0}
 # The defaults of torch and of flax.
 _TORCH, _FLAX = 1e-5, 1e-6
-# Norms that are tried alone: those whose result another epsilon changes least.
+# The number of norms tried one at a time: those whose result another epsilon changes least.
 ALONE = 3
-# What of a norm moves it by so many roundoffs is seen, downstream of it too.
+# A change of a norm's result by this many roundoffs is also seen downstream.
 _SEEN = 64
 
 
 def _other(epsilon: float) -> float:
-    """What a port has that leaves a default in place."""
+    """Return another default epsilon: flax's, or torch's if `epsilon` is not above flax's."""
     return _TORCH if epsilon <= _FLAX else _FLAX
 
 
@@ -49,11 +49,11 @@ def _root(name: str, args: tuple) -> bool:
 
 
 Norm = tuple[str, int]
-"""The path of a module, and the n-th norm in its call."""
+"""The path of a module, and the index of a norm in its call."""
 
 
 class _Epsilons(Placed):
-    """Float64 in which a sum remembers the epsilon that is its second term."""
+    """Float64 in which a sum keeps an epsilon that is its second term as an attribute."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -66,10 +66,10 @@ class _Epsilons(Placed):
 
 
 class _OtherEpsilons(_Epsilons):
-    """With another epsilon in every norm, or in one alone.
+    """Float64 with another epsilon in every norm, or in only one.
 
-    norms: by place, the epsilon and the largest relative change of the norm's result that the
-    other one makes.
+    norms: for each norm, its epsilon, and the largest relative change of its result by the other
+    epsilon.
     """
 
     def __init__(self, alone: Norm | None = None) -> None:
@@ -105,7 +105,7 @@ class _OtherEpsilons(_Epsilons):
 
 
 class _NoEpsilons(_Epsilons):
-    """Without the epsilons of denominators. paths: of the modules that have them, by epsilon."""
+    """Float64 without the epsilons of denominators. paths: epsilon -> the paths of its modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _NoEpsilons(_Epsilons):
 
 
 def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
-    """Note the norms in which another default, and denominators without which, is not seen."""
+    """Note norms whose other default epsilon, and denominators whose lack of one, is not seen."""
     if prepared.dtype not in FINE:
         return DoubtsAndNotes((), ())
     return DoubtsAndNotes((), (*_of_norms(prepared), *_of_denominators(prepared)))
@@ -147,7 +147,7 @@ def _of_norms(prepared: Prepared) -> Iterator[Finding]:
 
 
 def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[Finding]:
-    """Standing: of the many norms of a model some are mostly drowned by what is added to them."""
+    """Try single norms. The notes are standing: in most models, other terms drown some norms."""
     tried = norms[:ALONE]
     unseen = [norm for norm in tried if not is_seen(prepared, partial(_OtherEpsilons, norm))]
     if len(norms) > ALONE:
@@ -165,7 +165,7 @@ def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[Finding]:
 
 
 def _of_denominators(prepared: Prepared) -> Iterator[Finding]:
-    """Standing: a denominator as small as its epsilon is seldom what inputs can make."""
+    """Try denominators. The notes are standing: inputs can rarely make one as small as epsilon."""
     mode = _NoEpsilons()
     run_placed(prepared.reference, mode)
     if not mode.paths or is_seen(prepared, _NoEpsilons):
@@ -174,12 +174,14 @@ def _of_denominators(prepared: Prepared) -> Iterator[Finding]:
         yield StandingNote(
             "epsilon-of-denominator",
             f"a port without the epsilon of {epsilon:g} in a denominator{inside(paths)} would "
-            "pass: beside it the denominators are too large",
+            "pass: the denominators are too large for it to show",
         )
 
 
 def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> Finding:
-    """norms: paths, and by how much another epsilon moves each: half its part of the variance."""
+    """Note norms whose epsilon is hidden.
+
+    norms: paths, and the relative change by another epsilon: half its share of the variance."""
     change = abs(_other(epsilon) - epsilon)
     where = inside([path for path, _ in norms])
     most = max(moved for _, moved in norms)
@@ -187,7 +189,7 @@ def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> Fi
     need = math.sqrt(change / (2 * _SEEN * roundoff))
     return Finding(
         "epsilon",
-        f"a wrong epsilon of a norm{where} would pass: beside activations with "
+        f"a wrong epsilon of a norm{where} would pass: with activations of "
         f"{have}, {_other(epsilon):g} in place of {epsilon:g} gives the same outputs; to show "
         f"it, use activations with an RMS of {need:.2g} or less, on which the outputs depend",
     )

@@ -1,4 +1,4 @@
-"""What canaries find: bugs that the inputs of a check would not reveal."""
+"""Findings of canaries: bugs that the inputs of a check would not reveal."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ SOME_HIDDEN = "a mask that hides some keys, whose scores and values differ from 
 
 
 class DoubtsAndNotes(NamedTuple):
-    """Bugs that would not be seen; what was not tried."""
+    """Doubts name bugs that would pass unseen; notes, cases that were not tried or are minor."""
 
     doubts: tuple[Finding, ...]
     notes: tuple[Finding, ...]

@@ -1,4 +1,4 @@
-"""Masks among the inputs: each inverted, and ignored."""
+"""Canaries of masks among the inputs: each is inverted, and ignored."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ from jax_attn.parity.run.reference import Reference
 
 
 def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> DoubtsAndNotes:
-    """Each mask among the inputs inverted, and ignored: all alike, of either polarity.
+    """Doubt or note each mask among the inputs that a port could invert or ignore unseen.
 
-    watchers: of these runs of the reference.
+    An ignored mask has one value throughout, in either polarity. watchers: see these runs.
     """
     doubts = []
     notes: list[Finding] = []
@@ -62,7 +62,7 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
 
 
 def _is_of_queries(mask: np.ndarray) -> bool:
-    """Whether it hides keys query by query, (B, T, S); a text without tokens is no ordinary one."""
+    """Return whether a mask hides keys query by query, (B, T, S), and not only in whole texts."""
     return mask.ndim > 2 and mask.shape[-2] > 1
 
 
@@ -71,10 +71,11 @@ def _is_finite(run: Run) -> bool:
 
 
 def is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:
-    """Booleans are; 0 and 1, or what is added to the scores, are by their name or what they do.
+    """Return whether an input is a mask.
 
-    Without a mask's name only one that is alike everywhere is: what hides a key is met at the
-    softmax.
+    Booleans are. Arrays of 0 and 1, or of numbers <= 0 that are added to the scores, are masks if
+    named like one. Under another name, only an array of one value is tested by its effect on the
+    softmax: if others hide a key, the facts about softmaxes show it.
     """
     if a.size == 0 or a.dtype == bool:
         return a.size > 0
@@ -91,7 +92,7 @@ _MASK_NAMES = ("mask", "allowed", "keep")
 
 
 def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:
-    """Whether more keys have no weight where every other element is turned."""
+    """Return whether more keys get no weight if every other element is inverted."""
     hides, shows = _ends(a)
     turned = a.copy()
     turned.flat[::2] = hides if a.flat[0] == shows else shows
@@ -100,9 +101,9 @@ def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:
 
 
 def _is_added_to_scores(reference: Reference, name: str, a: np.ndarray) -> bool:
-    """Whether one number added to all of it changes no output, as none changes a softmax.
+    """Return whether adding one number to all of `a` changes no output, as it changes no softmax.
 
-    A cache of zeros, joined to the keys, would hide keys, too, were it large enough.
+    A cache of zeros, concatenated with the keys, would also hide keys if its values were large.
     """
     zero, shifted = (
         run_planted(with_inputs(reference, {name: x}), Float64()) for x in (a, a - a.dtype.type(1))
@@ -114,7 +115,7 @@ def _is_added_to_scores(reference: Reference, name: str, a: np.ndarray) -> bool:
 
 
 def hidden_keys(reference: Reference) -> int:
-    """How many weights of softmaxes are 0."""
+    """Return how many weights of softmaxes are 0."""
     hidden = 0
 
     def count(scores: Any, axis: int) -> None:
@@ -126,7 +127,7 @@ def hidden_keys(reference: Reference) -> int:
 
 
 def _ends(mask: np.ndarray) -> tuple[float, float]:
-    """What hides a key and what shows it; the reverse, where True hides."""
+    """Return the values that hide and show a key; in a mask whose True hides, they are reversed."""
     if not is_float(mask.dtype) or (mask == 1).any():
         return 0, 1
     return max(float(ml_dtypes.finfo(mask.dtype).min), -1e38) / 2, 0  # the square is finite, too

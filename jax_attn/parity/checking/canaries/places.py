@@ -1,4 +1,4 @@
-"""Where a reference computes an operator: in the call of which module, as the n-th of its kind."""
+"""Places of operators in a reference: the module that calls one, and its index among its kind."""
 
 from collections import Counter
 from threading import get_ident
@@ -11,14 +11,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.modes.float64_mode import Float64, not_in_place
 
-# Operators in which bugs are planted, where they write to their first argument.
+# In-place forms of operators in which bugs are planted.
 _IN_PLACE = frozenset(("pow_", "rsqrt_", "sqrt_", "tanh_"))
 
 
 class Place(NamedTuple):
     """The n-th operator of its kind in a call of a module: the same place in each of its calls.
 
-    module: None outside of all modules, where each operator is a place of its own.
+    module: None outside all modules, where each operator has its own place.
     """
 
     module: torch.nn.Module | None
@@ -26,9 +26,9 @@ class Place(NamedTuple):
 
 
 class Placed(Float64):
-    """Float64 that knows at which place an operator is computed.
+    """Float64 that tracks the place of each operator.
 
-    Places have names once `name_modules` has been called.
+    Places have names after a call of `name_modules`.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Placed(Float64):
         self._names = {module: name for name, module in root.named_modules()}
 
     def name(self, place: Place) -> str:
-        """The path of the place's module in the reference; "" for the reference itself."""
+        """Return the path of the place's module in the reference; "" for the reference itself."""
         return self._names.get(place.module, "") if place.module else ""
 
     def place_met(self, kind: str) -> Place:
-        """The place of the operator that is about to be computed. Call it once for each."""
+        """Return the place of the operator about to be computed. Call it once for each operator."""
         module, met = self._calls[-1]
         met[kind] += 1
         return Place(module, met[kind])

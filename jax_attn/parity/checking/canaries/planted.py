@@ -1,4 +1,4 @@
-"""The reference with another input, or with a bug planted, and whether two runs are the same."""
+"""Run the reference with other inputs, or with a bug planted, and compare runs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def named_inputs(reference: Reference) -> dict[str, np.ndarray]:
 
 
 def with_inputs(reference: Reference, others: Mapping[str, np.ndarray]) -> Reference:
-    """The same reference with some inputs others, of the dtypes that they had."""
+    """Return the reference with some inputs replaced, cast to the dtypes that they had."""
     named = {
         name: others[name].astype(given.dtype) if name in others else given
         for name, given in named_inputs(reference).items()
@@ -28,7 +28,7 @@ def with_inputs(reference: Reference, others: Mapping[str, np.ndarray]) -> Refer
 
 
 def settings(module: torch.nn.Module) -> Iterator[dict[str, Any]]:
-    """The attributes of each part of a module, and those of its config."""
+    """Yield the attributes of each part of a module, and those of its config."""
     for part in module.modules():
         yield vars(part)
         if hasattr(config := getattr(part, "config", None), "__dict__"):
@@ -36,7 +36,7 @@ def settings(module: torch.nn.Module) -> Iterator[dict[str, Any]]:
 
 
 def run_planted(reference: Reference, mode: Float64) -> Run | None:
-    """Its outputs; None where it refuses what is planted, by whatever error is its own."""
+    """Run the reference forward under a mode; return None if it raises any error."""
     try:
         return reference.under(mode, {})
     except Exception:
@@ -44,11 +44,11 @@ def run_planted(reference: Reference, mode: Float64) -> Run | None:
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether no element differs by as much as a roundoff of float32 of b's largest.
+    """Return whether every element differs by at most a float32 roundoff of b's largest element.
 
-    A check in float32 or narrower does not show less. Two float64 runs of one module come as far
-    apart only after 2**29 roundings that all lean one way, or where numbers cancel to as few
-    digits.
+    A check in float32 or narrower does not show smaller differences. Two float64 runs of one module
+    differ by that much only after 2**29 roundings in the same direction, or by cancellation of
+    as many digits.
     """
     largest = np.abs(b[np.isfinite(b)]).max(initial=0.0)
     atol = PRECISIONS["float32"].store * largest

@@ -1,4 +1,4 @@
-"""Soft caps: each tanh with a cap twice as large, which numbers far below it do not show."""
+"""Canaries of soft caps: each tanh with twice its cap, which arguments far below do not show."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,12 +16,12 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.run.modes.constants import Kwargs
 
-# Layers in which a tanh is tried alone.
+# The number of layers in which a wrong tanh is tried by itself.
 ALONE = 8
-# An argument this large is bent by 8 %: where that is not seen, its size is not the reason.
+# tanh reduces an argument this large by 8 %: if that is not seen, its size is not the reason.
 _BENT = 0.5
 Kind = tuple[str, int]
-"""The class of a module and the n-th tanh in its call: alike in every layer."""
+"""The class of a module and the index of a tanh in its call: the same in every layer."""
 
 
 def _kind(place: Place) -> Kind:
@@ -29,7 +29,7 @@ def _kind(place: Place) -> Kind:
 
 
 class Tanhs:
-    """The kinds of tanh met: where they are, and the largest argument of each."""
+    """The kinds of tanh met: the paths of their modules, and the largest argument of each."""
 
     operators = ("tanh",)
 
@@ -45,15 +45,15 @@ class Tanhs:
 
 
 class _BuggyTanh(Placed):
-    """Float64 with one kind of tanh wrong. reaches_softmax: whether a NaN came to a softmax."""
+    """Float64 with one kind of tanh wrong. reaches_softmax: whether a softmax received NaN."""
 
     def __init__(self, kind: Kind, path: str | None = None, *, lost: bool = False):
-        """path: of the one module where it is wrong; None: in all. lost: NaN, which shows what is
-        computed from it; else a cap twice as large."""
+        """path: of the only module where it is wrong; None means all. lost: return NaN, which marks
+        everything computed from it, instead of a tanh with twice the cap."""
         super().__init__()
         self._wrong, self._path, self._lost = kind, path, lost
         self._planted: dict[int, torch.Tensor] = {}
-        """Wrong results by where they lie, kept there until their gradients are made."""
+        """Wrong results by address; keeping them keeps the addresses unique until the gradients."""
         self.reaches_softmax = False
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -76,7 +76,7 @@ class _BuggyTanh(Placed):
 
 
 def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
-    """Doubt a cap of the scores, or note another tanh, that these inputs do not bend by."""
+    """Doubt a cap of the scores, or note another tanh, if these inputs do not show its effect."""
     doubts: list[Finding] = []
     notes: list[Finding] = []
     for kind, paths in tanhs.paths.items():
@@ -87,7 +87,7 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
         fact = f"no argument of it is larger than {largest:.2g}"
         of_scores, of_others = "scores about as large as the cap", "arguments of about 1"
         if largest >= _BENT:
-            fact = "what it gives changes no compared tensor by more than rounding"
+            fact = "its result changes no compared tensor by more than rounding"
             of_scores = of_others = "outputs that depend on it"
         if _is_softcap(prepared, kind):
             bug = f"a softcap (the {tanh}) that is left out or wrong"
@@ -99,7 +99,7 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
 
 
 def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[Finding]:
-    """Note the layers of which a wrong tanh alone would pass, though one in all would not."""
+    """Note the layers in which a wrong tanh would pass, though one in all layers would not."""
     tried = paths[:ALONE] if len(paths) > 1 else []
     unseen = [path for path in tried if not is_seen(prepared, partial(_BuggyTanh, kind, path))]
     if unseen:
@@ -111,7 +111,7 @@ def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[Findin
 
 
 def _is_softcap(prepared: Prepared, kind: Kind) -> bool:
-    """Whether a softmax weighs what it gives, or a cap is among the reference's settings."""
+    """Return whether a softmax depends on this tanh, or the reference's settings name a cap."""
     mode = _BuggyTanh(kind, lost=True)
     run_placed(prepared.reference, mode)
     return mode.reaches_softmax or any(

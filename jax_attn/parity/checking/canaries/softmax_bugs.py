@@ -1,4 +1,4 @@
-"""Bugs of a softmax, and a float64 run of torch with one planted where it weighs keys."""
+"""Bugs of a softmax, and a float64 torch mode that plants one in the softmaxes over keys."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from jax_attn.parity.checking.canaries.places import Place, Placed
 from jax_attn.parity.run.modes.constants import SOFTMAXES
 
 SoftmaxBug = Callable[..., Tensor | None]
-"""(scores, axis) -> wrong probabilities; None where the bug has no place. Of the backward pass:
+"""(scores, axis) -> wrong probabilities; None if the bug does not apply. In the backward pass:
 (gradient of the probabilities, probabilities) -> wrong gradient of the scores."""
 
 FORWARD = (*SOFTMAXES, "_log_softmax")
@@ -31,12 +31,12 @@ def _is_last(scores: Tensor, axis: int) -> bool:
 
 
 def _square(scores: Tensor, axis: int) -> bool:
-    """Whether the axis is as long as the one before it, and longer than 1."""
+    """Return whether the axis is as long as the one before it, and longer than 1."""
     return scores.ndim > 1 and scores.shape[axis] == scores.shape[axis - 1] > 1
 
 
 def over_queries(scores: Tensor, axis: int) -> Tensor | None:
-    """A softmax over the queries, where there are as many as keys, so that no shape shows it."""
+    """Return a softmax over the queries; None unless T = S, where no shape shows the bug."""
     if not _is_last(scores, axis) or not _square(scores, -1):
         return None
     weights = torch.softmax(scores, -2)
@@ -44,14 +44,14 @@ def over_queries(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def mixed_axes(scores: Tensor, axis: int) -> Tensor | None:
-    """Scores (B, N, T, S) read as (B, T, N, S), where T = N, so that no shape shows it."""
+    """Read scores (B, N, T, S) as (B, T, N, S); None unless T = N, where no shape shows the bug."""
     if not _is_last(scores, axis) or scores.ndim < 4 or not _square(scores, -2):
         return None
     return torch.softmax(scores, axis).transpose(-3, -2)
 
 
 def unmasked(scores: Tensor, axis: int) -> Tensor | None:
-    """Hidden keys get the mean score of the others; None where no key is hidden."""
+    """Give hidden keys the mean score of the visible ones; None if no key is hidden."""
     hidden = torch.softmax(scores, axis) == 0
     if not hidden.any():
         return None
@@ -61,7 +61,7 @@ def unmasked(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def _last_visible(scores: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The index of each row's last key with a weight, -1 where none has; and how many have one."""
+    """Return the index of each row's last key with weight, or -1, and the number of such keys."""
     visible = torch.softmax(scores, axis) > 0
     shape = [1] * scores.ndim
     shape[axis] = -1
@@ -71,7 +71,7 @@ def _last_visible(scores: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def one_key_more(scores: Tensor, axis: int) -> Tensor | None:
-    """The key behind the last visible one of a row becomes visible, with the same score."""
+    """Show the key after the last visible one of each row, with the same score."""
     last, visible = _last_visible(scores, axis)
     rows = (visible > 0) & (last < scores.shape[axis] - 1)
     if not rows.any():
@@ -82,7 +82,7 @@ def one_key_more(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def one_key_less(scores: Tensor, axis: int) -> Tensor | None:
-    """The last visible key of a row is hidden too, unless it is the only one or the last key."""
+    """Hide the last visible key of each row too, unless it is the only one or the last key."""
     last, visible = _last_visible(scores, axis)
     rows = (visible > 1) & (last < scores.shape[axis] - 1)
     if not rows.any():
@@ -92,7 +92,7 @@ def one_key_less(scores: Tensor, axis: int) -> Tensor | None:
 
 
 def at_the_start(bug: SoftmaxBug) -> SoftmaxBug:
-    """The same bug at the first keys of a row in place of the last ones."""
+    """Return the same bug at the first keys of a row instead of the last ones."""
 
     def flipped(scores: Tensor, axis: int) -> Tensor | None:
         wrong = bug(scores.flip(axis), axis)
@@ -106,20 +106,20 @@ def narrow(scores: Tensor, axis: int) -> Tensor:
 
 
 def nowhere(scores: Tensor, axis: int) -> Tensor:
-    """NaN, which reaches whatever is computed from the probabilities, even times zero."""
+    """Return NaN, which spreads to everything computed from the probabilities, even times zero."""
     return torch.full_like(scores, torch.nan)
 
 
 def stopped(d_weights: Tensor, weights: Tensor) -> Tensor:
-    """In the backward pass: the scores get no gradient."""
+    """Return a zero gradient of the scores; for the backward pass."""
     return torch.zeros_like(weights)
 
 
 class BuggySoftmax(Placed):
     """Float64 with a bug planted in every softmax, or in those of one `Place`.
 
-    met: how many softmaxes were computed. planted: in how many of them the bug was planted.
-    moved: place by place, by how much it changes the probabilities: the sum over all elements.
+    met: the number of softmaxes computed. planted: the number of those with the bug. moved: for
+    each place, how much the bug changes the probabilities, summed over all elements.
     """
 
     def __init__(
@@ -143,14 +143,14 @@ class BuggySoftmax(Placed):
         if wrong is None:
             return right
         wrong = wrong.log() if name == "_log_softmax" else wrong
-        if name in FORWARD:  # a row of -inf alone stays as it is: it would show any bug
+        if name in FORWARD:  # a row that is all -inf keeps its result, which would show any bug
             wrong = torch.where(args[0].isneginf().all(args[1], keepdim=True), right, wrong)
         self.planted += 1
         self.moved[place] += float((wrong - right).nan_to_num().abs().sum())
         return wrong
 
     def _place_met(self) -> int:
-        """The place of the softmax that is met now."""
+        """Return the index of the current softmax's place."""
         place = self._places.setdefault(self.place_met("softmax"), len(self._places))
         if place == len(self.moved):
             self.moved.append(0.0)

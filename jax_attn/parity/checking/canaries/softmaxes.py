@@ -1,4 +1,4 @@
-"""Bugs of attention planted in every softmax at once, and in one softmax at a time."""
+"""Canaries of attention: bugs planted in every softmax at once, and in one softmax at a time."""
 
 from dataclasses import dataclass, replace
 
@@ -27,8 +27,8 @@ from jax_attn.parity.run.inputs_and_runs import Run
 
 @dataclass(frozen=True)
 class Canary:
-    """kind, name: of a bug that ports have. reason, remedy: what hides it and what reveals it,
-    where that is not the cause that the softmaxes themselves show."""
+    """A bug of ports, with its kind and name. reason, remedy: what hides and what reveals it, if
+    that differs from the cause that the softmaxes themselves show."""
 
     kind: str
     name: str
@@ -70,19 +70,19 @@ _EVERYWHERE = (
 _STOPPED = Canary("stopped-gradient", "a gradient stopped at the scores", softmax_bugs.stopped)
 _FINE = Canary("scale", "a scale of the scores 1% too large", softmax_bugs.scaled(1.01))
 _COARSE = Canary("scale", "a scale of the scores twice too large", softmax_bugs.scaled(2.0))
-# As fine as the precision shows it. Planted everywhere, and in one softmax at a time.
+# The finest that each precision shows. Planted everywhere, and in one softmax at a time.
 _SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
 NO_SOFTMAX = StandingNote(
     "no-softmax",
     "the reference calls no softmax of torch's, so whether these inputs would reveal bugs of "
     "attention was not checked",
 )
-# Softmaxes that are tried alone: half as many runs as the budget's own, each forward only.
+# The number of softmaxes tried one at a time: half the budget's own runs, each only forward.
 ALONE = 8
 
 
 def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
-    """Each canary everywhere; the scale also in each softmax alone, lest one vouch for another."""
+    """Plant each canary in all softmaxes; and the scale in each one, which others may hide."""
     scale = _SCALES[prepared.dtype]
     unseen: list[Canary] = []
     moved: list[float] = []
@@ -95,11 +95,11 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         if run is None:
             refused = (
                 f"whether these inputs would reveal {canary.name} was not checked: the reference "
-                "raises an error where this bug is planted in it"
+                "raises an error if this bug is planted in it"
             )
             notes.append(StandingNote("softmax-not-tried", refused))
             continue
-        moved = moved or mode.moved  # the scale, which comes first, has a place in each
+        moved = moved or mode.moved  # from the scale, which comes first and applies everywhere
         if mode.planted and not prepared.would_fail(run):
             unseen.append(canary)
     doubts = []
@@ -132,8 +132,8 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
 
 
 def _unseen_alone(prepared: Prepared, scale: Canary, moved: list[float]) -> list[int]:
-    """The places where the scale's bug, planted there alone, is not seen; those moved least."""
-    # At low precision what one layer of many adds may be a rounding: there any change will do.
+    """Return the places, of those that it moves least, where the scale's bug alone is not seen."""
+    # At low precision, one layer of many may add only a rounding, so any change of outputs counts.
     shows = Prepared.would_fail if scale is _FINE else _changes_outputs
     least_moved = sorted(range(len(moved)), key=moved.__getitem__)[:ALONE]
     return [
@@ -154,7 +154,9 @@ def _changes_outputs(prepared: Prepared, run: Run) -> bool:
 
 
 def _reaches(prepared: Prepared, place: int | None) -> bool:
-    """Whether an output is computed from the weights of this softmax, or of any; not chosen."""
+    """Return whether an output is computed, not only selected, from this softmax's weights.
+
+    place: the index of the softmax; None means any."""
     run = run_planted(prepared.reference, BuggySoftmax(softmax_bugs.nowhere, place=place))
     want = prepared.exact.kinds["output"]
     return run is None or any(

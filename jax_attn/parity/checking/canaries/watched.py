@@ -1,4 +1,4 @@
-"""One float64 run of the reference, watched: what its operators are given, by place."""
+"""Watch one float64 run of the reference: the arguments of its operators, by place."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -16,21 +16,21 @@ from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.reference import Reference
 
 _FORWARD: Mapping[str, np.ndarray] = MappingProxyType({})
-"""The cotangents of a run that has no gradients."""
+"""The cotangents of a run without gradients."""
 
 
 class Watcher(Protocol):
-    """Looks at what some operators are given. operators: their names, without a trailing "_"."""
+    """Looks at the arguments of operators. operators: their names, without a trailing "_"."""
 
     @property
     def operators(self) -> Collection[str]: ...
 
     def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
-        """One operator is about to be computed."""
+        """Look at the arguments of an operator that is about to be computed."""
 
 
 class Watched(Placed):
-    """Float64, its operators shown to those who watch them."""
+    """Float64 that shows its operators to the watchers."""
 
     def __init__(self, watchers: Sequence[Watcher]):
         super().__init__()
@@ -56,9 +56,9 @@ class Watched(Placed):
 def run_placed(
     reference: Reference, mode: Placed, cotangents: Mapping[str, np.ndarray] = _FORWARD
 ) -> Run | None:
-    """As `run_planted`, the mode told the names of the modules that run.
+    """Run the reference under a mode that knows its modules' names; return None on any error.
 
-    cotangents: of the outputs, for a run that has gradients, too.
+    cotangents: those of the outputs, for a run that also computes gradients.
     """
     call = reference.call or (lambda module, *args, **inputs: module(*args, **inputs))
 
@@ -73,10 +73,10 @@ def run_placed(
 
 
 def is_seen(prepared: Prepared, planted: Callable[[], Placed]) -> bool:
-    """Whether a bug fails an output or, where they are compared, a gradient.
+    """Return whether a bug fails an output or, if gradients are compared, a gradient.
 
-    True as well where the reference raises an error with it. planted: makes the mode that plants
-    it: a run each.
+    Also True if the reference raises an error with the bug. planted: makes a mode that plants it,
+    one for each run.
     """
     ways = (_FORWARD, prepared.cotangents) if prepared.gradients else (_FORWARD,)
     runs = (run_placed(prepared.reference, planted(), cotangents) for cotangents in ways)
@@ -84,6 +84,6 @@ def is_seen(prepared: Prepared, planted: Callable[[], Placed]) -> bool:
 
 
 def inside(paths: Sequence[str]) -> str:
-    """ " in" and the paths of modules, the first two of them; "" for the reference itself alone."""
+    """Return " in" and the first two paths of modules; "" if there are only empty paths."""
     named = [path for path in dict.fromkeys(paths) if path]
     return f" in {quoted(named, 2)}" if named else ""

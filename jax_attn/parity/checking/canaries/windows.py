@@ -1,4 +1,4 @@
-"""Masks that are off by one at the edge of what a query sees, and windows that no row reaches."""
+"""Canaries of masks that are off by one at a query's first or last key, and of unused windows."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
 
 _MORE, _LESS = softmax_bugs.one_key_more, softmax_bugs.one_key_less
-# edge -> the same bug one key off in either direction
+# edge -> the bug in either direction, one key more and one key less
 _EDGES = {
     "last": (_MORE, _LESS),
     "first": (at_the_start(_MORE), at_the_start(_LESS)),
@@ -24,7 +24,7 @@ _STRONG = "small inputs, drawn at random, so that every key has some weight"
 
 
 def try_windows(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
-    """Doubt masks that could be off by one unseen, and windows that could be ignored."""
+    """Doubt masks that could be off by one unseen, and windows that a port could ignore."""
     if not facts.longest:
         return DoubtsAndNotes((), ())
     unreached = _unreached_windows(prepared.reference.module, facts)
@@ -54,15 +54,15 @@ _WINDOWS = frozenset(
     local_window_size sliding_window sliding_window_size window window_size
     """.split()  # noqa: SIM905
 )
-# What says, beside a window, in which layers it is used.
+# Settings that, next to a window, list the kind of each layer.
 _KINDS_OF_LAYERS = ("layer_types", "attention_layers")
 _WINDOWED = ("sliding", "local", "chunk", "window")
 
 
 def _unreached_windows(module: torch.nn.Module, facts: AttentionFacts) -> Iterator[Finding]:
-    """Doubt the windows among a module's attributes, and its configs', that hide no key."""
+    """Doubt windows in the attributes of a module or of its configs that hide no key."""
     for name, window in dict.fromkeys(_windows(module)):
-        # Of window + 1 keys one hides the first, if it counts the query's own, and one does not.
+        # With window + 1 keys, a window that counts the query's own hides the first; another none.
         if facts.longest <= window + (not facts.hides_first):
             yield doubt(
                 "window",
@@ -80,7 +80,7 @@ def _windows(module: torch.nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def _is_used(named: dict[str, Any]) -> bool:
-    """Whether some layer has the window, by the settings beside it."""
+    """Return whether some layer has the window, according to the settings next to it."""
     kinds = [kind for name in _KINDS_OF_LAYERS for kind in named.get(name) or ()]
     if named.get("use_sliding_window") is False:
         return False

@@ -1,7 +1,7 @@
-"""What a torch module makes of no floating input, parameter or buffer: masks, angles of positions.
+"""Constants: tensors that depend on no floating input, parameter or buffer (masks, rotary angles).
 
-A model in bfloat16 keeps its rotary angles in float32. They round as they are kept: were they
-moved by a roundoff of bfloat16, a budget would let pass a position that is wrong by several.
+A model in bfloat16 keeps its rotary angles in float32, so they are perturbed by roundoffs of
+float32: with roundoffs of bfloat16, the budget would pass a position that is wrong by several.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,18 +14,18 @@ from jax_attn.parity.run.modes.mode import Mode
 
 Kwargs = Mapping[str, Any]
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
-"""Of an operator's call: its name, and the shapes of its floating arguments."""
+"""An operator's name, and the shapes of the floating arguments of a call."""
 Constants = tuple[tuple[Signature, torch.dtype | None], ...]
-"""What makes each constant that rounds, and the dtype in which it is kept, in order."""
+"""The call that makes each rounded constant, and the dtype in which it is kept, in order."""
 SOFTMAXES = ("_softmax", "_safe_softmax")
 _MARK = "_made_of_constants"
 _PLAIN = frozenset((int, float, bool, type(None)))
 
 
 def each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """`tree` with fn of every floating or complex tensor: an operator's arguments are never deep.
+    """Return `tree` with `fn` applied to every floating or complex tensor.
 
-    torch's own tree_map takes as long as these small operators do.
+    An operator's arguments are never deep; torch's own tree_map takes as long as a small operator.
     """
     if isinstance(tree, torch.Tensor):
         return fn(tree) if tree.is_floating_point() or tree.is_complex() else tree
@@ -38,9 +38,9 @@ def each(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
 
 
 def sources(tree: Any) -> frozenset[int] | None:
-    """Which recorded operators make the constants in `tree`; None where not all are constants.
+    """Return the recorded operators that make the constants in `tree`; None if any is no constant.
 
-    What is not marked is none: parameters, inputs, buffers.
+    Tensors without a mark are not constants: parameters, inputs, buffers.
     """
     union: frozenset[int] = frozenset()
     for x in tensors_of(tree):
@@ -52,26 +52,26 @@ def sources(tree: Any) -> frozenset[int] | None:
 
 
 def sources_of(func: OpOverload, args: tuple, kwargs: Kwargs | None) -> frozenset[int] | None:
-    """As `sources`, of an operator's arguments; `torch.tensor(3.5)` is of none."""
+    """Return the `sources` of an operator's arguments; an empty set for `torch.tensor(3.5)`."""
     if func is torch.ops.aten.lift_fresh.default and not hasattr(args[0], _MARK):
         return frozenset()
     return sources((args, kwargs))
 
 
 def mark(result: Any, made_by: frozenset[int] | None) -> None:
-    """Note on every floating tensor in `result` which operators make it, for `sources`."""
+    """Mark every floating tensor in `result` with the operators that make it, for `sources`."""
     for x in tensors_of(result):
         setattr(x, _MARK, made_by)
 
 
 def signature(func: OpOverload, args: tuple, kwargs: Kwargs | None) -> Signature:
-    """The same of an operator that writes to its first argument."""
+    """Return a call's signature, the same for an operator and its in-place form."""
     name = func.overloadpacket.__name__.removesuffix("_")
     return name, tuple(tuple(x.shape) for x in tensors_of((args, kwargs)))
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """Every floating or complex tensor in `tree`."""
+    """Return every floating or complex tensor in `tree`."""
     tensors: list[torch.Tensor] = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
@@ -83,15 +83,15 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 
 class Recorder(Mode):
-    """Records which operators make constants that round, and in which dtype they are kept."""
+    """A mode that records the operators that make rounded constants, and the dtypes of these."""
 
     def __init__(self, rounds: Callable[[OpOverload], bool]):
-        """rounds: whether an operator does."""
+        """rounds: returns whether an operator rounds."""
         super().__init__()
         self._rounds, self._spoilt = rounds, False
         self._recorded: list[tuple[Signature, torch.dtype | None]] = []
         self.stored_softmaxes: list[bool] = []
-        """Of each softmax, in order, whether its scores are narrower than float32: many modules
+        """For each softmax, in order, whether its scores are narrower than float32; many modules
         widen them first."""
 
     @property
@@ -104,7 +104,7 @@ class Recorder(Mode):
         kwargs = kwargs or {}
         made_by, call = sources_of(func, args, kwargs), signature(func, args, kwargs)
         if func._schema.is_mutable and made_by is None and args[0]._is_view():
-            # Of which constant it is a view, and which others there are, cannot be told.
+            # Neither the constant that this is a view of, nor its other views, can be determined.
             self._spoilt = self._spoilt or sources(args[0]) is not None
         result = func(*args, **kwargs)
         if call[0] in SOFTMAXES:
@@ -121,7 +121,7 @@ class Recorder(Mode):
 
 
 def _coarser(kept: torch.dtype | None, cast: torch.dtype) -> torch.dtype | None:
-    """The dtype that a constant is known in, once it was cast."""
+    """Return the coarser of the dtype that keeps a constant and the one that it is cast to."""
     if kept is None or not kept.is_floating_point:
         return kept
     return max(kept, cast, key=lambda dtype: torch.finfo(dtype).eps)

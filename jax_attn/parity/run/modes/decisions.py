@@ -1,17 +1,17 @@
 """Decisions that a torch module takes: floating numbers in, integers out (buckets, experts, ranks).
 
-A rounding flips a decision that lies within it, and all that follows from it is another number.
-The oracle therefore decides as the reference does in the dtype under test. A perturbed run does so,
-too, where what is decided about is made of no parameter and no floating input (the buckets of
-positions): there a port that decides otherwise is wrong. Other decisions it takes itself (experts):
-a correct port may take another where they lie within rounding.
+A rounding error may flip a decision, and then every number that depends on it changes. The oracle
+therefore decides as the reference does in the dtype under test. So does a perturbed run, for
+decisions about constants (the buckets of positions): a port that decides these otherwise is wrong.
+Other decisions (experts) each perturbed run takes itself: if they lie within rounding, a correct
+port may decide otherwise.
 
-What is continuous whichever way it is decided, comparisons and maxima, stays with each run; so does
-all that a backward pass decides. In bfloat16 and float16 it is counted where runs decide otherwise:
-of a ReLU's gradient a whole term is there or is not (`run.modes.sides`).
+Decisions between which the result is continuous (comparisons, maxima) are left to each run, and so
+are those of a backward pass. In bfloat16 and float16, elements on which runs differ are counted: a
+ReLU's gradient gains or loses a whole term there (`run.modes.sides`).
 
-Not seen is what Python decides by a number that it reads out of a tensor (`.item()`, `.tolist()`).
-Of numbers that are equal bit by bit (`topk` of a gate of zeros) the reference's choice is kept.
+Decisions that Python takes on a number read from a tensor (`.item()`, `.tolist()`) are not seen.
+Among numbers that are equal bit by bit (`topk` of a gate of zeros) the reference's choice is kept.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,13 +42,14 @@ _COMPARING = Lock()  # one for all decisions: perturbed runs are made in two thr
 
 @dataclass
 class Decision:
-    """One that the reference took in the dtype under test.
+    """A decision that the reference took in the dtype under test.
 
-    what: in words. call: the operator and the shapes of its floating arguments. constant: whether
-    it is about constants alone. taken: integers, rounded numbers, or sides. is_side: whether each
-    run decides by itself, what is continuous. natural: what float64 decides; None where that is the
-    same. near: where another run decides otherwise; None where none did. other: what the last of
-    those runs decides, each row by itself. held: that, where perturbed runs take either.
+    what: a description. call: the operator and the shapes of its floating arguments. constant: True
+    if it depends only on constants. taken: integers, rounded numbers, or sides. is_side: True if
+    each run decides by itself, because the result is continuous. natural: float64's decision; None
+    if it is the same. near: a mask of the elements at which another run decides otherwise; None if
+    no run does. other: for each row, the decision of the last run that differs there. held: equals
+    `other` if perturbed runs take either decision, else None.
     """
 
     what: str
@@ -63,8 +64,8 @@ class Decision:
     _turns: Tensor | None = None
 
     def compare(self, other: Tensor, turn: int = 0) -> None:
-        """Note where another run decides otherwise; turn: its place in their order, as two that
-        run at once finish in any."""
+        """Note where another run decides otherwise; turn: the index of that run, because concurrent
+        runs finish in any order."""
         if other.shape != self.taken.shape or torch.equal(other, self.taken):
             return
         differs = other != self.taken
@@ -78,19 +79,22 @@ class Decision:
             self._turns = torch.where(latest, turn, self._turns)
 
 
-# What a run goes on with, given the reference's decision and its own.
+# Returns the decision that a run continues with, given the reference's decision and its own.
 Policy = Callable[[Decision, Tensor], Tensor]
 
 
 def settle(decision: Decision, own: Tensor) -> Tensor:
-    """The first run in float64: the reference's, and where float64 differs is noted."""
+    """Return the reference's decision, and note float64's if it differs: for the first run."""
     if own.shape == decision.taken.shape and not torch.equal(own, decision.taken):
         decision.natural = own
     return decision.taken
 
 
 def follow(decision: Decision, own: Tensor) -> Tensor:
-    """Another run in float64, perhaps with a bug: as `settle`, where it decides as that did."""
+    """Return the reference's decision where the run decides as the first float64 run did.
+
+    For other runs in float64, which may have a planted bug.
+    """
     natural, taken = decision.natural, decision.taken
     if natural is None or own.shape != natural.shape:
         return own
@@ -98,12 +102,12 @@ def follow(decision: Decision, own: Tensor) -> Tensor:
 
 
 def perturb(decision: Decision, own: Tensor) -> Tensor:
-    """A perturbed run: the reference's about constants, its own about all else."""
+    """Return the reference's decision about constants, else the perturbed run's own."""
     return decision.taken if decision.constant else own
 
 
 def either(coins: Callable[[torch.Size], Tensor], decision: Decision, own: Tensor) -> Tensor:
-    """A perturbed run that takes, where another decision is held, each in half of the runs."""
+    """Return the decision of `perturb`; if another is held, each of the two in half of the runs."""
     own, held, taken = perturb(decision, own), decision.held, decision.taken
     if held is None or decision.constant or own.shape != taken.shape:
         return own
@@ -113,14 +117,14 @@ def either(coins: Callable[[torch.Size], Tensor], decision: Decision, own: Tenso
 
 @cache
 def decision_name(func: OpOverload) -> str:
-    """An operator's name, without the "_" of one that writes to its first argument."""
+    """Return an operator's name, without the "_" of its in-place form."""
     return func.overloadpacket.__name__.removesuffix("_")
 
 
 def decides(func: OpOverload, args: tuple, kwargs: Kwargs, *, sides: bool) -> bool:
-    """Whether an operator of a forward pass decides about floating numbers.
+    """Return whether an operator of a forward pass decides about floating numbers.
 
-    sides: count those that only take a side.
+    sides: count operators that only take a side.
     """
     name = decision_name(func)
     if name == "_to_copy":
@@ -133,7 +137,7 @@ def decides(func: OpOverload, args: tuple, kwargs: Kwargs, *, sides: bool) -> bo
 
 
 class DecisionRecorder(Mode):
-    """Records what a module decides; `constants.mark` tells what is made of constants alone."""
+    """A mode that records a module's decisions; `constants.mark` marks those about constants."""
 
     def __init__(self, module: torch.nn.Module, *, sides: bool):
         super().__init__()
@@ -181,9 +185,9 @@ class DecisionRecorder(Mode):
 
 
 class Replay:
-    """The decisions of the reference, in order, as one float64 run meets them.
+    """The reference's decisions, in order, replayed in one float64 run.
 
-    lost: whether the order came to be another; from there on the run decides.
+    lost: True once the run's order of operators differs; from then on the run decides by itself.
     """
 
     def __init__(
@@ -194,14 +198,14 @@ class Replay:
         sides: bool,
         turns: Sequence[int] = (0,),
     ):
-        """sides: whether those are among the decisions. turns: the place of the run in the order
-        of all, or of each run of a pass."""
+        """sides: whether sides are among the decisions. turns: the index of the run among all, or
+        that of each run of a pass."""
         self._left, self._policy, self._sides = list(decisions)[::-1], policy, sides
         self._turns = turns
         self.lost = False
 
     def result(self, func: OpOverload, args: tuple, kwargs: Kwargs, result: Any) -> Any:
-        """What the run goes on with, of an operator's result."""
+        """Return the result with which the run continues after an operator."""
         if not self._left or not decides(func, args, kwargs, sides=self._sides):
             return result
         decision = self._left.pop()
@@ -227,7 +231,7 @@ class Replay:
 
 
 class Probe(Replay):
-    """Leaves all to the run. decides: whether it came to any decision about floating numbers."""
+    """Leaves every decision to the run. decides: True once it met one about floating numbers."""
 
     def __init__(self, *, sides: bool) -> None:
         super().__init__((), perturb, sides=sides)
@@ -239,10 +243,10 @@ class Probe(Replay):
 
 
 class Decisions(list[Decision]):
-    """All that the reference decides in a call, in order.
+    """All decisions of the reference in a call, in order.
 
-    sides: whether sides are among them. lost: whether perturbed runs, or the first in float64, came
-    to another order.
+    sides: whether sides are among them. lost: True if a perturbed run, or the first float64 run,
+    took its decisions in another order.
     """
 
     lost = False
@@ -252,21 +256,21 @@ class Decisions(list[Decision]):
         self.sides = sides
 
     def replay(self, policy: Policy, turns: Sequence[int] = (0,)) -> Replay:
-        """For one run; nothing is replayed where all is left to the runs and none is counted."""
+        """Return a replay for one run; empty if the runs take all decisions and none is counted."""
         any_taken = self.sides or not all(decision.is_side for decision in self)
         return Replay(self if any_taken else (), policy, sides=self.sides, turns=turns)
 
     def hold(self, *, both: bool) -> None:
-        """Whether runs from now on take either decision where those so far took one or another.
+        """Set whether later runs take either decision where the runs so far have differed.
 
-        Few runs tell badly how often a correct port decides otherwise: in bfloat16, where two
-        probabilities are often the same number, each library as it likes.
+        A few runs estimate badly how often a correct port decides otherwise: in bfloat16, where two
+        probabilities are often the same number, each library breaks the tie in its own way.
         """
         for decision in self:
             decision.held = decision.other if both else None
 
     def near(self) -> tuple[str, ...]:
-        """A sentence for each place where a decision lies within rounding of another."""
+        """Return a sentence for each place where a decision lies within rounding of another."""
         sentences = tuple(
             f"{what} lies within rounding of another value at {near} of {total} elements: a "
             "correct port may decide otherwise there (elements that a mask hides are counted too)"
@@ -275,16 +279,16 @@ class Decisions(list[Decision]):
         return (*sentences, _LOST) if self.lost else sentences
 
     def near_sides(self) -> tuple[str, ...]:
-        """Likewise where a number lies within rounding of the other side of a bound."""
+        """Return a sentence for each place where a number is within rounding of a bound."""
         return tuple(
             f"{what} has {near} of {total} elements within rounding of where its gradient jumps "
-            "(a ReLU's 0): there a correct port may have or lack a whole term of a gradient; what "
-            "would show more: other inputs, more of them, or float32"
+            "(a ReLU's 0): there a correct port may gain or lose a whole gradient term; to decide, "
+            "use other inputs, more of them, or float32"
             for what, (near, total) in self._counts(of_sides=True).items()
         )
 
     def _counts(self, *, of_sides: bool) -> dict[str, tuple[int, int]]:
-        """what -> elements that are near, and all."""
+        """Return, by the decision's `what`, the number of near elements and of all elements."""
         counts: dict[str, tuple[int, int]] = {}
         for decision in self:
             if decision.near is not None and decision.is_side == of_sides:
@@ -295,11 +299,11 @@ class Decisions(list[Decision]):
 
 
 _LOST = (
-    "the reference makes its integer decisions in another order where its numbers are rounded "
-    "otherwise: they could not be kept the same in every run, so the budget may be too wide"
+    "the reference makes its integer decisions in another order if its numbers are rounded "
+    "differently: they could not be kept the same in every run, so the budget may be too wide"
 )
 
 
 def _decided(result: Any) -> Tensor:
-    """The decision in an operator's result: of values and indices, the indices."""
+    """Return the decision in an operator's result: the indices, if it has values and indices."""
     return result[-1] if isinstance(result, tuple | list) else result

@@ -1,8 +1,8 @@
 """Uniform draws for a perturbed run, and elementwise work on tensors part by part.
 
-A run of a large model draws a number for every element of every result, some hundred million: they
-take as long as the products if they are made and used as they come. Hence a hash of the element, of
-a few operations, and parts that stay in a core's cache.
+A run of a large model draws a number for every element of every result, some hundred million. Made
+and used one tensor at a time, they take as long as the products. So each draw is a hash of the
+element, of a few operations, and tensors are processed in parts that stay in a core's cache.
 """
 
 import math
@@ -14,35 +14,35 @@ import torch
 from jax_attn.parity.run.modes.many_runs import Runs, each_run, lifted
 
 PART = 2**16
-"""Elements: 512 KiB of float64, so that four tensors of them stay in a cache of 2 MiB. Half as many
-take a tenth longer there."""
+"""Elements per part: 512 KiB of float64, so that four tensors stay in a cache of 2 MiB. Half as
+many take a tenth longer there."""
 
 SCALE = 2.0**-63
-"""Of a 64-bit integer, to a number in (-1, 1)."""
+"""Factor from a 64-bit integer to a number in (-1, 1)."""
 SCALE_OF_PAIR = 2.0**-31
-"""Of a 32-bit integer, likewise."""
+"""Factor from a 32-bit integer to a number in (-1, 1)."""
 GOLDEN, MIXED = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
-"""Odd numbers whose bits are half ones, of splitmix64."""
+"""Odd numbers of which half the bits are ones, from splitmix64."""
 
 
 _KEYS = 256
-"""Keys that are drawn at once."""
+"""The number of keys drawn at once."""
 
 ALL = slice(None)
 
 Key = np.ndarray
-"""(runs,): what the draws of one operation differ by from another's."""
+"""(runs,): a key for one operation in each run, so that its draws differ from another's."""
 
 
 class Draws:
-    """Numbers uniform in (-1, 1), the same for equal numbers, which every library rounds alike.
+    """Numbers uniform in (-1, 1), the same for equal elements, which every library rounds alike.
 
-    Otherwise a hundred rows that are the same, as of one token or of padding, would seem to err
-    each by itself, and what they share of an error by a tenth of what it may be.
+    Otherwise a hundred equal rows, as of one token or of padding, would err independently, and the
+    error that they share would seem a tenth of what it may be.
     """
 
     def __init__(self, seeds: int | Sequence[int]):
-        """seeds: one for each run of a pass; a number: of a single run, whose tensors are plain."""
+        """seeds: one for each run of a pass; a single number for one run, with plain tensors."""
         self.runs = None if isinstance(seeds, int) else len(seeds)
         self._generators = [
             np.random.SFC64(seed) for seed in ([seeds] if isinstance(seeds, int) else seeds)
@@ -80,20 +80,20 @@ class Draws:
         return x if self.runs is None else lifted(x, self.runs)
 
     def alike(self, x: torch.Tensor, key: Key, roundoff: float) -> torch.Tensor:
-        """A number for each of x, float64: of those alike to an eighth of a unit in the last place
-        the same. roundoff: half that unit, relative."""
+        """Draw a float64 number for each element of x, the same for elements that agree to an
+        eighth of a unit in the last place. roundoff: half that unit, relative."""
         return self.of(self.unscaled(self.each(x), key, roundoff).mul_(SCALE))
 
     def unscaled(self, each: torch.Tensor, key: Key, roundoff: float) -> torch.Tensor:
-        """Likewise of every run's numbers, for a caller that multiplies by SCALE itself."""
+        """Draw like `alike`, for (runs, *shape); the caller multiplies by SCALE itself."""
         bits = self._hashed(each, key, roundoff)
         return torch.from_numpy(bits.view(np.int64).astype(np.float64))
 
     def unscaled_pair(
         self, each: torch.Tensor, key: Key, roundoff: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two numbers for each, drawn apart, for a caller that multiplies by SCALE_OF_PAIR: the
-        halves of one hash, which takes most of a draw's time."""
+        """Draw two independent numbers for each element; the caller multiplies by SCALE_OF_PAIR.
+        They are the halves of one hash, which takes most of a draw's time."""
         halves = np.ascontiguousarray(self._hashed(each, key, roundoff)).view(np.int32)
         first, second = (halves[..., half::2].astype(np.float64) for half in (1, 0))
         return torch.from_numpy(first), torch.from_numpy(second)
@@ -108,18 +108,18 @@ class Draws:
 
 
 def unused_bits(roundoff: float) -> int:
-    """How many last bits of a float64 lie below an eighth of a unit; roundoff: half that unit."""
+    """Return how many low bits of a float64 lie below an eighth of a unit; roundoff: half of it."""
     return max(0, 49 + math.frexp(roundoff)[1])
 
 
 def in_parts(
     change: Callable[..., torch.Tensor], *tensors: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """change(rows, *tensors), elementwise and of tensors of one shape; part by part where they are
-    long.
+    """Return change(rows, *tensors), an elementwise function of tensors of one shape, computed part
+    by part if they are long.
 
-    rows: which runs of a pass a part is of, as an index of a `Key`. out: where that may be written
-    then, one of the tensors perhaps; None: a new one.
+    rows: the runs of a pass that a part belongs to, as an index of a `Key`. out: a tensor for the
+    result of a long one, perhaps one of `tensors`; None makes a new one.
     """
     first = tensors[0]
     if isinstance(first, Runs):

@@ -1,8 +1,8 @@
-"""Sums with a mask's fill (-1e9, `finfo.min`) as the dtype under test has them.
+"""Sums with a mask's fill (-1e9, `finfo.min`), as the dtype under test computes them.
 
-Beside a fill, float32 loses a score; and the sum of two fills overflows. In float64 neither
-happens, and a row in which every key is masked would be another: a softmax of the scores, where
-float32 gives every key the same weight.
+Added to a fill, a score is lost in float32, and the sum of two fills overflows. In float64 neither
+happens, so a row in which every key is masked would differ: float64 would give a softmax of the
+scores, but float32 gives every key the same weight.
 """
 
 from collections.abc import Iterable
@@ -13,20 +13,20 @@ import torch
 from jax_attn.parity.run.modes.many_runs import Runs
 
 FLOAT32 = 2.0**-24
-"""The roundoff of a sum in float32, in which kernels of narrower dtypes add, too."""
+"""The roundoff of a sum in float32, in which kernels of narrower dtypes add too."""
 
 SUMS_OF_TWO = ("add", "sub", "rsub")
 
 
 class Summands(NamedTuple):
-    """Two tensors, or a tensor and a number."""
+    """The two float64 summands of a sum, as tensors."""
 
     a: torch.Tensor
     b: torch.Tensor
 
     @classmethod
     def of(cls, name: str, args: tuple, kwargs: dict[str, Any]) -> "Summands":
-        """name: of `SUMS_OF_TWO`, called with these arguments."""
+        """Return the summands of an operator of `SUMS_OF_TWO`, called with these arguments."""
         first, second = (torch.as_tensor(x, dtype=torch.float64) for x in args[:2])
         if (alpha := args[2] if len(args) > 2 else kwargs.get("alpha", 1)) != 1:
             first, second = (alpha * first, second) if name == "rsub" else (first, alpha * second)
@@ -35,8 +35,10 @@ class Summands(NamedTuple):
         return cls(first, second if name == "add" else -second)
 
     def absorbed(self, roundoff: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """(where the smaller is lost in the larger, the larger), broadcast; only where the larger's
-        own rounding reaches 1: below, losing the smaller is a rounding like any other."""
+        """Return (a mask of where the smaller is lost in the larger, the larger), broadcast.
+
+        The mask holds only where the larger's own rounding reaches 1; below that, losing the
+        smaller is a rounding like any other."""
         swap = self.a.abs() < self.b.abs()
         larger, smaller = torch.where(swap, self.b, self.a), torch.where(swap, self.a, self.b)
         size = larger.abs()
@@ -46,22 +48,22 @@ class Summands(NamedTuple):
 
 
 def is_one_of(result: torch.Tensor, operands: Iterable[Any]) -> torch.Tensor:
-    """Where the result of an operator is one of its two operands."""
+    """Return a mask of where the result of an operator equals one of its two operands."""
     first, second = (result == x for x in operands)
     return first.logical_or(second)
 
 
 def largest(x: torch.Tensor) -> float:
-    """The largest magnitude in x, of all runs; NaN where one is; 0 of no elements."""
+    """Return the largest magnitude in x over all runs; NaN if x has NaN; 0 if x is empty."""
     x = x.each if isinstance(x, Runs) else x
     low, high = (bound.item() for bound in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     return max(-low, high)
 
 
 def as_kept(total: torch.Tensor, summands: Summands, dtype: torch.dtype) -> torch.Tensor:
-    """A float64 sum of two with what `dtype` absorbs left out, and infinite where it overflows.
+    """Return a float64 sum of two without what `dtype` absorbs, and infinite where it overflows.
 
-    `torch.finfo(x.dtype).min` is that of float64 here, and stands for that of `dtype`.
+    A summand such as `torch.finfo(x.dtype).min` is that of float64 here; it counts as `dtype`'s.
     """
     if dtype is torch.float64:
         return total
@@ -72,8 +74,9 @@ def as_kept(total: torch.Tensor, summands: Summands, dtype: torch.dtype) -> torc
     absorbed, larger = summands.absorbed(FLOAT32)
     bounded = torch.add(*(x.clamp(-kept.max, kept.max) for x in summands))
     total = torch.where(absorbed, larger, total)
-    # Beside its own smallest number a dtype keeps what is more than half a step there: float16 a
-    # score of 17, of bfloat16 and float32 no score is. In a row of fills that key takes all.
+    # Added to its own smallest number, a dtype keeps a summand of more than half a step there:
+    # float16 keeps a score of 17; bfloat16 and float32 keep no score. In a row of fills that key
+    # takes all the weight.
     stored = bounded.to(dtype).double()
     steps = (larger.abs() > kept.max) & larger.isfinite() & (stored.abs() < kept.max)
     total = torch.where(steps, stored, total)

@@ -1,4 +1,4 @@
-"""A mode of torch in which everything is computed in float64."""
+"""A torch mode that computes everything in float64."""
 
 from functools import cache
 from typing import Any
@@ -37,32 +37,32 @@ _EXACT = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# What writes to its first argument and is more than its kernel: its result is made, then written.
+# In-place operators with extra steps around their kernel: compute the result, then write it.
 _IN_PLACE = frozenset(f"{name}_" for name in (*SUMS_OF_TWO, *DECIDING))
 
 
 @cache
 def rounds(func: OpOverload) -> bool:
-    """Whether an operator's results are rounded, rather than moved or chosen."""
+    """Return whether an operator's results are rounded, rather than moved or chosen."""
     name = func.overloadpacket.__name__
     return not (name in _EXACT or name.removesuffix("_") in _EXACT or func.is_view)
 
 
 @cache
 def is_view(func: OpOverload) -> bool:
-    """Whether an operator's result is its first argument, seen otherwise: most are."""
+    """Return whether an operator's result is a view of its first argument; most results are."""
     return func.is_view
 
 
 @cache
 def not_in_place(func: OpOverload) -> OpOverload:
-    """The operator that gives what `func` writes to its first argument."""
+    """Return the out-of-place form of `func`, which writes to its first argument."""
     packet = getattr(torch.ops.aten, func.overloadpacket.__name__.removesuffix("_"))
     return getattr(packet, func._overloadname)
 
 
 def _widen(tree: Any) -> Any:
-    """Every floating tensor in `tree` as float64, every complex one as complex128."""
+    """Return `tree` with floating tensors as float64 and complex ones as complex128."""
     return each(_widened, tree)
 
 
@@ -73,19 +73,19 @@ def _widened(x: torch.Tensor) -> torch.Tensor:
 
 
 class Float64(Mode):
-    """Float64 throughout: a cast to a narrower type is refused, below autograd.
+    """Float64 throughout: below autograd, every cast to a narrower type gives float64 instead.
 
-    Many models cast to float32 inside (norms, rotary tables, softmax): `.double()` alone
-    leaves an error of 1e-7 that would pass for the port's.
+    Many models cast to float32 inside (norms, rotary tables, softmax), so with `.double()` only, an
+    error of 1e-7 remains that would be taken for the port's.
 
-    dtype: the one under test. A sum with a mask's fill is what it is there (`run.modes.fills`).
-    replay: the reference's decisions there, which this run follows (`run.modes.decisions`).
+    dtype: the one under test, in which sums with a mask's fill are computed (`run.modes.fills`).
+    replay: the reference's decisions in `dtype`, which this run follows (`run.modes.decisions`).
     """
 
     dtype = torch.float32
     replay: Replay | None = None
     largest = 0
-    """How many numbers the largest result has, so far."""
+    """The number of elements of the largest result so far."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -103,11 +103,11 @@ class Float64(Mode):
         return func(*args, **options)  # its dtype is that of what it writes to
 
     def call(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The operator's own result."""
+        """Return the operator's own result."""
         return func(*args, **kwargs)
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The operator's result; its floating arguments are float64 already."""
+        """Return the operator's result; its floating arguments are already float64."""
         if func.overloadpacket.__name__ == GROUPED and args[0].ndim == 2:
             a, b, *ends = args
             return grouped_product(self.compute, a, b, ends[0] if ends else kwargs["offs"])
@@ -123,12 +123,12 @@ class Float64(Mode):
 
 
 class Unperturbed(Float64):
-    """The centre of a spread: float64 in which a row of -inf alone gives 0 from the softmax.
+    """The centre of a spread: float64 in which the softmax of a row that is all -inf gives 0.
 
-    So the definition has it. torch's own gives NaN, and the spread of every other row would be
-    lost.
+    This follows the definition. torch's own softmax gives NaN, and NaN would spoil the spread of
+    every other row.
 
-    met_empty_rows: whether a softmax had one: where none had, these are the numbers of `Float64`.
+    met_empty_rows: whether a softmax had such a row; if none had, the numbers are `Float64`'s.
     """
 
     met_empty_rows = False
@@ -147,5 +147,5 @@ class Unperturbed(Float64):
         return self._weights(func, args, options).masked_fill(empty, 0.0)
 
     def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
-        """The softmax of scores in which no row is empty."""
+        """Return the softmax of scores without an empty row."""
         return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""How many roundings a kernel makes whose steps are not known."""
+"""The number of roundings of a kernel whose steps are unknown."""
 
 import math
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from torch._ops import OpOverload
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
 
 _POSITION = 3
-"""Roundings of a position at which an interpolation reads."""
+"""The number of roundings of a position at which an interpolation reads."""
 
 
 def hidden_steps(func: OpOverload, args: tuple, kwargs: Kwargs) -> int:
-    """After how many roundings of an input the kernel's result is exact for it.
+    """Return how many roundings of an input make the kernel's result exact for it.
 
-    In a factorization or a transform of m by n numbers each is changed up to m * n times: by a
-    random walk it errs by sqrt(m * n) roundoffs (Higham and Mary, "A New Approach to Probabilistic
-    Rounding Error Analysis", 2019). An interpolation multiplies each by a weight, which errs as a
-    position of up to sqrt(m * n) does. What torch makes of other operators, which are not seen,
-    errs by a roundoff.
+    A factorization or transform of m by n numbers changes each up to m * n times; as a random walk,
+    that errs by sqrt(m * n) roundoffs (Higham and Mary, "A New Approach to Probabilistic Rounding
+    Error Analysis", 2019). An interpolation multiplies each by a weight, which errs like a position
+    of up to sqrt(m * n). An operator that torch composes of others, which the mode does not see,
+    counts as one roundoff.
     """
     if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
         return 1

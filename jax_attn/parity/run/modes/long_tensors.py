@@ -1,8 +1,8 @@
-"""The rounding of long tensors in one pass over memory, by XLA on the CPU.
+"""Round long tensors in one pass over memory, by XLA on the CPU.
 
-A step of NumPy or torch is a pass, and a number's rounding takes twenty. XLA makes one loop of
-them, which takes a fifth of the time; it is compiled for each size, so short tensors go by NumPy.
-Both give the same numbers but for the last bit of float64.
+Each step of NumPy or torch is a pass over memory, and a rounding has twenty steps. XLA fuses them
+into one loop, which takes a fifth of the time; it compiles for each size, so short tensors use
+NumPy. Both give the same numbers up to the last bit of float64.
 """
 
 from functools import cache, partial
@@ -19,7 +19,7 @@ from jax_attn.parity.run.modes.draws import GOLDEN, MIXED, PART, SCALE, SCALE_OF
 
 @cache
 def _cpu() -> jax.Device | None:
-    """The device that the loops run on; None where JAX was told to have no CPU."""
+    """Return the device that the loops run on; None if JAX is configured without a CPU."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -27,7 +27,7 @@ def _cpu() -> jax.Device | None:
 
 
 def is_long(x: torch.Tensor) -> bool:
-    """Whether a tensor is rounded here: a long one of a single run, without gaps in memory."""
+    """Return whether a tensor is rounded here: long, contiguous, float64, of a single run."""
     return (
         type(x) is torch.Tensor
         and x.dtype is torch.float64
@@ -38,19 +38,19 @@ def is_long(x: torch.Tensor) -> bool:
 
 
 def stored(x: torch.Tensor, key: int, precision: Precision, roundoff: float) -> torch.Tensor:
-    """As `DrawnRounding.stored_part`. roundoff: of numbers that are alike."""
+    """Return what `DrawnRounding.stored_part` returns. roundoff: as for `Draws.alike`."""
     return _on_cpu(partial(_stored, precision=precision, roundoff=roundoff), key, x)
 
 
 def summed(
     x: torch.Tensor, by: torch.Tensor, key: int, precision: Precision, roundoff: float
 ) -> torch.Tensor:
-    """As `DrawnRounding.summed_part`."""
+    """Return what `DrawnRounding.summed_part` returns. roundoff: as for `Draws.alike`."""
     return _on_cpu(partial(_summed, precision=precision, roundoff=roundoff), key, x, by)
 
 
 def _on_cpu(fn: partial, key: int, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    # What the user has set for his own programs is not for this one.
+    # Settings for the user's own programs must not affect this one.
     with (
         jax.enable_x64(True),
         jax.default_device(_cpu()),

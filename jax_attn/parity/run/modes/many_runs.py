@@ -1,8 +1,8 @@
-"""Many perturbed runs in one pass: a tensor of a run that holds the numbers of every run.
+"""Make many perturbed runs in one pass, with tensors that hold the numbers of every run.
 
-Of a small module nearly all of a run's time is Python's dispatch, which is paid once for all runs
-here. Each operator is applied to all runs at once, by torch's own rules for an added axis (`vmap`);
-the module, autograd and the modes above see the shapes of one run.
+A small module spends nearly all of a run's time in Python's dispatch, which one pass pays once for
+all runs. Each operator is applied to all runs at once, by torch's own rules for an added axis
+(`vmap`); the module, autograd and the modes above see the shapes of one run.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,23 +21,23 @@ _EXCLUDED = (
     .add(_keys.AutogradFunctionality)
     .add(_keys.ADInplaceOrView)
 )
-"""Of torch's dispatcher below autograd, where its rules for an added axis are not left out, as
-torch leaves them out for what a tensor class or a mode calls."""
+"""Dispatch keys below autograd that keep the rules for an added axis, which torch leaves out of
+calls from a tensor class or a mode."""
 
 
 class UnlikeRunsError(Exception):
-    """Runs cannot go on together: one would branch otherwise, or writes where all read."""
+    """Runs cannot continue in one pass: one branches differently, or writes to a shared tensor."""
 
 
 class Runs(torch.Tensor):
-    """A tensor of every run; its shape is that of one.
+    """A tensor that holds the numbers of every run, and has the shape of one.
 
-    each: the numbers, (runs, *shape). Where they lie in memory is told by those of the first run.
+    each: the numbers, (runs, *shape). Strides and offset are those of the first run.
     """
 
     each: torch.Tensor
     is_number = False
-    """Whether it is a number that is written in the program, as each run keeps it."""
+    """True for a literal number of the program, as each run rounds it."""
 
     @staticmethod
     def __new__(cls, each: torch.Tensor) -> "Runs":
@@ -85,9 +85,9 @@ class Runs(torch.Tensor):
 
 @cache
 def _with_a_rule(func: OpOverload) -> OpOverload:
-    """Return the same operator as one that torch has a rule for, where torch's primitive has none.
+    """Return an equal operator for which torch has a rule, if `func` is a primitive without one.
 
-    Primitives are what decompositions are made of.
+    Decompositions consist of primitives.
     """
     same = {"div": _aten.div.Tensor, "sum": _aten.sum.dim_IntList, "var": _aten.var.correction}
     return same.get(func.overloadpacket.__name__, func) if func.namespace == "prims" else func
@@ -95,7 +95,7 @@ def _with_a_rule(func: OpOverload) -> OpOverload:
 
 @cache
 def _kind(func: OpOverload) -> str:
-    """How an operator is applied to every run."""
+    """Return how an operator is applied to every run: the name of one of the cases above."""
     if func is _aten._local_scalar_dense.default:
         return "number"
     if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
@@ -108,12 +108,12 @@ def _kind(func: OpOverload) -> str:
 
 
 def each_run(x: torch.Tensor, runs: int) -> torch.Tensor:
-    """Return the numbers of every run, (runs, *shape), also where they are the same."""
+    """Return the numbers of every run, (runs, *shape), even if x is shared by all runs."""
     return x.each if isinstance(x, Runs) else x.expand(runs, *x.shape)
 
 
 def first_run(x: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of the first run; x itself where there is but one."""
+    """Return the numbers of the first run; x itself if it is a plain tensor."""
     return x.each[0] if isinstance(x, Runs) else x
 
 
@@ -128,7 +128,7 @@ def lifted(x: torch.Tensor, runs: int) -> Runs:
 
 
 def _viewed(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """See every run as the operator sees the first one."""
+    """Apply a view operator to every run, with the strides that it gives the first one."""
     whole, others = args[0].each, _map(first_run, args[1:])
 
     def of_all(first: torch.Tensor) -> torch.Tensor:
@@ -140,7 +140,7 @@ def _viewed(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _over_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Apply an operator to every run: at once where torch can, else to one after another."""
+    """Apply an operator to every run: at once if torch can, else one after another."""
     given = (args, kwargs)
     count = next(len(x.each) for x in _leaves(given) if isinstance(x, Runs))
     falls_back = _functorch._is_vmap_fallback_enabled()
@@ -162,13 +162,13 @@ def _over_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 @cache
 def takes_tensors(func: OpOverload) -> OpOverload:
-    """Return the overload of an operator that takes tensors for its numbers, else itself."""
+    """Return the overload of an operator that takes tensors as its numbers, if any, else itself."""
     other = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}.get(func._overloadname, "")
     return getattr(func.overloadpacket, other) if other in func.overloadpacket.overloads() else func
 
 
 def run_by_run(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Apply an operator to one run after another; its numbers, too, may be of every run."""
+    """Apply an operator to one run after another; its number arguments may differ between runs."""
     slots = {a.name: str(a.type) for a in func._schema.arguments}
     of_args = dict(zip(slots, args, strict=False)) | kwargs
     count = next(len(x.each) for x in _leaves(of_args) if isinstance(x, Runs))
@@ -187,7 +187,7 @@ def run_by_run(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def has_numbers_of_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator is given a number of every run that it takes as a number alone."""
+    """Return whether some argument holds a number for every run where `func` takes no tensor."""
     slots = {a.name: str(a.type) for a in func._schema.arguments}
     given = dict(zip(slots, args, strict=False)) | kwargs
     return any(isinstance(x, Runs) and "Tensor" not in slots[name] for name, x in given.items())
@@ -204,14 +204,14 @@ def _stacked(results: Sequence[Any]) -> Any:
 
 
 def _the_same(each: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of every run, which must be the same in all."""
+    """Return the numbers of every run; raise UnlikeRunsError if runs differ."""
     if not torch.equal(each, each[:1].expand_as(each)):
         raise UnlikeRunsError("a run would branch otherwise than another")
     return each
 
 
 def _aligned(x: Runs, ndim: int) -> torch.Tensor:
-    """Return a tensor's numbers with the axis of the runs in front of `ndim` others."""
+    """Return a tensor's numbers with the axis of runs before `ndim` other axes."""
     each = x.each
     return each if x.ndim == ndim else each.reshape(len(each), *[1] * (ndim - x.ndim), *x.shape)
 
@@ -225,7 +225,7 @@ def _one(x: Any, run: int) -> Any:
 
 
 def _map(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """`tree` with fn of every tensor."""
+    """Return `tree` with `fn` applied to every tensor."""
     if isinstance(tree, torch.Tensor):
         return fn(tree)
     if isinstance(tree, tuple | list):

@@ -1,12 +1,12 @@
-"""What every mode of torch here is."""
+"""The base class of all torch modes here."""
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Mode(TorchDispatchMode):
-    """A dispatch mode that torch's compiler is not kept out of: nothing is compiled in it.
+    """A dispatch mode that does not disable torch's compiler, because nothing is compiled in it.
 
-    To keep it out would import the compiler, .8 s, and then take an operator's time each time.
+    Disabling it would import the compiler (.8 s) and take an operator's time at each call.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A mode of torch in which every operation's result is moved by a roundoff, in float64."""
+"""A torch mode that computes in float64 and moves every operation's result by a roundoff."""
 
 import math
 import mmap
@@ -55,10 +55,10 @@ from jax_attn.parity.run.modes.sums import (
     linear_terms,
 )
 
-# Terms that XLA:CPU adds up before their sums: its rewriting of long reductions into trees.
+# Terms per partial sum in XLA:CPU, which rewrites long reductions into trees.
 _RUN = 32
 
-# Kernels of several steps, which a port writes out and keeps each step of: x * sigmoid(x).
+# Kernels of several steps, which a port writes out and rounds at each step: x * sigmoid(x).
 _COMPOSED = frozenset(
     """
     celu elu elu_backward gelu gelu_backward glu glu_backward log_sigmoid_forward mish
@@ -70,7 +70,7 @@ _HALF = np.uint64(2**63)
 
 
 def _softplus_backward(grad: torch.Tensor, x: torch.Tensor, beta: float, _: float) -> torch.Tensor:
-    """As JAX differentiates logaddexp(x, 0): a rounding of its result is one of an exponent."""
+    """Return JAX's derivative of logaddexp(x, 0), which exponentiates a rounded softplus."""
     x = x * beta
     softplus = torch.log1p(torch.exp(-torch.abs(x))) + torch.relu(x)
     return grad * torch.exp(x - softplus)
@@ -84,34 +84,34 @@ _WRITTEN = {
     "softplus_backward": _softplus_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
 }
-"""Kernels whose steps a port writes otherwise than torch's decompositions."""
+"""Kernels whose steps in a port differ from torch's decompositions."""
 
 
 def _divides(by: Any) -> bool:
-    """Whether a divisor is a number, and its reciprocal another."""
+    """Return whether a divisor is a finite, nonzero number with a nonzero reciprocal."""
     return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
 
 
 def _unwritten_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """Zeros in float64 that take memory where they are written to: of a table, few rows are."""
+    """Return float64 zeros that take memory only where written: few rows of a table are."""
     size = math.prod(shape)
     pages = mmap.mmap(-1, 8 * max(size, 1))
     return torch.frombuffer(pages, dtype=torch.float64)[:size].view(shape)
 
 
 class Perturbed(Unperturbed):
-    """Float64, and every operation's result moved by one roundoff of `precision`.
+    """Float64 with every operation's result moved by one roundoff of `precision`.
 
-    constants: those that the module makes when it is run as it is, in order. as_jax: store
-    each step of a softmax (of each in order: whether its scores are in `precision`), a product
-    before its bias is added, and each partial sum of a bias's gradient in `precision`, as JAX may.
-    seeds: of the draws; several are of as many runs in one pass. products: what those of the run
-    err by, or of one like it.
+    seeds: of the draws; a sequence makes one run for each seed, in one pass. constants: those that
+    the module makes in its own dtype, in order. as_jax: if given, store in `precision`, as JAX may,
+    each step of a softmax, each product before its bias is added, and each partial sum of a bias's
+    gradient; its items say, for each softmax in order, whether the scores are in `precision`.
+    products: the errors of this run's products, or of a similar run's.
     """
 
     _stores_softmax = False
     _rows_kept = 0.0
-    """The roundoff in which a kernel keeps its sums over rows, where it is a coarser one."""
+    """The roundoff of a kernel's sums over rows, if it is coarser than that of other sums."""
 
     def __init__(
         self,
@@ -128,21 +128,21 @@ class Perturbed(Unperturbed):
         self._adds_in_dtype = as_jax is not None
         self._stored_softmaxes = iter(as_jax or ())
         self._stored_weights: set[int] = set()
-        """Where the weights of those softmaxes lie, whose backward passes are stored, too."""
+        """Addresses of those softmaxes' weights, whose backward passes are stored too."""
         self.products = products or ProductErrors(room=0)
 
     @property
     def runs(self) -> int | None:
-        """How many runs are made in one pass; None of a run by itself."""
+        """The number of runs in the pass; None for a single run."""
         return self.rounding.draws.runs
 
     @property
     def precision(self) -> Precision:
-        """The one in which all is rounded."""
+        """The precision in which all results are rounded."""
         return self.rounding.precision
 
     def kept(self, a: np.ndarray) -> np.ndarray:
-        """An array that the module keeps between calls, in the precision: rounded when kept."""
+        """Return an array rounded to the precision in which the module keeps it between calls."""
         draws = self.rounding.draws
         each = torch.from_numpy(a if self.runs else a[None])
         return draws.each(self.rounding.stored(draws.of(each))).numpy().reshape(a.shape)
@@ -165,9 +165,9 @@ class Perturbed(Unperturbed):
         return result
 
     def _lifted(self, func: OpOverload, result: Any) -> Any:
-        """An operator's result; in a pass of several runs with numbers of its own for each.
+        """Return an operator's result; in a pass, lifted so that each run has its own numbers.
 
-        The module may write a run's numbers to what it made of constants alone.
+        The module may write a run's numbers to a tensor that it made from constants only.
         """
         alone = self.rounding.draws.runs is None or func._schema.is_mutable or func.is_view
         return result if alone else each(self.rounding.draws.lifted, result)
@@ -191,7 +191,7 @@ class Perturbed(Unperturbed):
         return result
 
     def call(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The operator's own result; of each run by itself where its numbers are no tensors."""
+        """Return the operator's own result, run by run if it takes numbers that differ by run."""
         if self.runs is None or not has_numbers_of_runs(func, args, kwargs):
             return func(*args, **kwargs)
         func = takes_tensors(func)
@@ -200,7 +200,7 @@ class Perturbed(Unperturbed):
         return each(Runs, run_by_run(func, args, kwargs))
 
     def _of_constant(self, call: Signature) -> Precision:
-        """How finely the next constant is kept; as all else once the order is another."""
+        """Return the precision of the next constant; the run's own once the order differs."""
         recorded, dtype = self._constants.pop(0) if self._constants else (None, None)
         if recorded != call:
             self._constants.clear()
@@ -216,7 +216,7 @@ class Perturbed(Unperturbed):
             return super().compute(func, args, kwargs)
         if name == "_softmax_backward_data":
             return self._scores_gradient(func, args, kwargs)
-        if name not in SUMS_OF_TWO and name not in SUMS:  # no longer those of a fused kernel
+        if name not in SUMS_OF_TWO and name not in SUMS:  # a fused kernel's products end here
             self.products.change(args)
         if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
             product = self.compute(parts.product, parts.factors, {})
@@ -239,7 +239,7 @@ class Perturbed(Unperturbed):
         return self.rounding.summed(total, by)
 
     def _linear(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The results of an operator that adds, each moved by what its sums err by."""
+        """Return the results of a summing operator, each moved by the error of its sums."""
         totals = super().compute(func, args, kwargs)
         if isinstance(totals, torch.Tensor):
             return self._added(totals, *linear_terms(func, args, kwargs))
@@ -256,10 +256,10 @@ class Perturbed(Unperturbed):
         return self.rounding.summed(total, by if exact is None else by.masked_fill_(exact, 0.0))
 
     def _bridge(self, name: str, terms: int, args: tuple) -> tuple[float, float, float]:
-        """As `bridge`; but backward JAX adds up what was broadcast (a bias) in its own dtype, and
-        so does torch in a norm of float16.
+        """Return `bridge`, except for backward sums that are coarser than other sums.
 
-        XLA:CPU adds up runs of `_RUN` terms first, then their sums.
+        In a backward pass, JAX sums the gradient of a broadcast tensor (a bias) in its own dtype,
+        and torch does so in a norm of float16. XLA:CPU first sums `_RUN` terms each, then the sums.
         """
         over_rows = len(args) > 1 and isinstance(args[1], list) and 0 in args[1]
         own = self.precision.store if self._adds_in_dtype else 0.0
@@ -274,7 +274,7 @@ class Perturbed(Unperturbed):
         return of_total, of_squares + store**2 * within, lost
 
     def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """One kernel: its steps, where torch knows them, each rounded as sums are; then stored."""
+        """Run one kernel, with its steps, if torch knows them, rounded as sums are; then store."""
         name = func.overloadpacket.__name__
         if name == "embedding_dense_backward":
             return self._embedding_backward(func, *args)
@@ -312,7 +312,7 @@ class Perturbed(Unperturbed):
         return weights
 
     def _stores_steps(self, name: str, args: tuple) -> bool:
-        """Whether each step of a softmax, or of its backward pass, is stored."""
+        """Return whether each step of a softmax, or of its backward pass, is stored."""
         if name in SOFTMAXES:
             return self._stores_softmax
         return (
@@ -329,7 +329,7 @@ class Perturbed(Unperturbed):
         padding: int,
         by_frequency: bool,
     ) -> torch.Tensor:
-        """By its steps in the rows that are read alone: a table is long, its other rows are 0."""
+        """Run its steps for the rows that are read; the other rows of the long table are 0."""
         rows, read = indices.long().unique(return_inverse=True)
         at = (rows == padding).nonzero().flatten().tolist()
         with self._inside(replace(self.precision, store=self.precision.acc)):
@@ -340,9 +340,10 @@ class Perturbed(Unperturbed):
     def _of_two(
         self, name: str, result: torch.Tensor, args: tuple, kwargs: dict[str, Any]
     ) -> torch.Tensor:
-        """A sum or product of two. Exact: a sum that is 0 or one of the two; a fill times 1.
+        """Round a sum or product of two. A sum that is 0 or equals a summand, and a fill times 1,
+        are exact.
 
-        Where no fill is and no number is added (as in 1 - mask) that is not looked for.
+        Skips the search for exact sums if there is no fill and neither summand is a number.
         """
         store, acc = self.precision.store, self.precision.acc
         has_fill = largest(result) >= 1 / store
@@ -366,24 +367,23 @@ class Perturbed(Unperturbed):
             stored = torch.where(exact, result, stored)
             if store == acc or not has_fill:
                 return stored
-            # Of a fill and a score: the fill alone as it is stored, both where that waits in
-            # float32.
+            # Fill plus score: just the fill if the sum is stored, both if it stays in float32.
             absorbed, fill = summands.absorbed(store)
             moved = self.rounding.moved(result, (acc * result).abs_(), of_sum[rows])
             near = torch.where(self.rounding.draws.flags(keeps_fill[rows]), fill, moved)
-            # Beside the dtype's own smallest number `as_kept` has rounded already.
+            # Sums with the dtype's own smallest number are already rounded by `as_kept`.
             stored = torch.where(absorbed, near, stored)
             return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
 
-        # Part by part, as each step makes a tensor: a sum of a large model's gradients is long.
+        # Part by part, because each step makes a tensor, and a large model's gradients are long.
         return in_parts(
             kept, result, *(x.expand_as(result) for x in Summands.of(name, args, kwargs))
         )
 
     def _inside(self, precision: Precision) -> "Perturbed":
-        """The same draw of perturbations, for intermediates."""
+        """Return a mode with the same draws, for a kernel's intermediates in `precision`."""
         inside, is_finer = Perturbed(precision), precision.store < self.precision.store
-        # What float16 does not hold is finite inside a kernel, as a norm's backward sums are.
+        # Numbers beyond float16 stay finite inside a kernel, such as a norm's backward sums.
         inside.dtype = torch.float32 if is_finer else self.dtype
         inside._adds_in_dtype = self._adds_in_dtype
         inside.rounding = replace(self.rounding, precision=precision)
@@ -392,7 +392,7 @@ class Perturbed(Unperturbed):
 
     def _weights(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
         scores, dim, *others = args
-        # In a row filled by a mask no correct code keeps l, but what that adds to the fill.
+        # In a row filled by a mask no correct code keeps l, only what it adds to the fill.
         top = scores.amax(dim, keepdim=True)
         scores = scores - torch.where(self.precision.acc * top.abs() >= POWER, top, 0.0)
         again = self.products.again(scores, self.precision)
@@ -402,14 +402,14 @@ class Perturbed(Unperturbed):
         weights.mul_(self.rounding.alike(kept).mul_(by).add_(1))
         if again is None:
             return weights
-        # Backward a fused kernel makes the scores again, beside the logarithm of the first.
+        # A fused backward kernel recomputes the scores, but keeps the first ones' log-sum.
         by = again.sqrt_()
         return weights.mul_(self.rounding.alike(by).mul_(by).add_(1))
 
     def _scores_gradient(
         self, func: OpOverload, args: tuple, kwargs: dict[str, Any]
     ) -> torch.Tensor:
-        """P * (dP - delta), with the delta of a fused kernel, which has it as dO·O.
+        """Return P * (dP - delta), with delta as a fused kernel computes it, dO·O.
 
         Its sum over the features is not that of dP = dO·V: where dP and delta cancel, their errors
         do not. By Jensen's inequality the squared terms of dO·O are at most the mean of those of

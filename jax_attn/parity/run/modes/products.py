@@ -1,7 +1,7 @@
-"""Products that are taken apart: with a bias, and of groups of rows with a matrix each.
+"""Split products into steps: those with a bias, and those of groups of rows with a matrix each.
 
-Torch rounds a product and its bias once, flax's layers keep the product first. A product of groups
-is refused in float64 by torch's kernel.
+torch rounds a product and its bias once; flax's layers round the product before they add the bias.
+torch's kernel for products of groups does not accept float64.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _PRODUCTS = {"addmm": _aten.mm.default, "baddbmm": _aten.bmm.default}
 
 
 class Apart(NamedTuple):
-    """An operator's product by itself, its arguments, and the bias that is added to it."""
+    """The product in an operator, the product's arguments, and the bias that is added to it."""
 
     product: OpOverload
     factors: tuple
@@ -23,7 +23,7 @@ class Apart(NamedTuple):
 
 
 def apart(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Apart | None:
-    """None of what adds no bias, or a multiple of one, and of what keeps its factor."""
+    """Return the product and bias of an operator; None if it adds no bias, or scales either."""
     name = func.overloadpacket.__name__
     if name in _PRODUCTS and not kwargs:
         return Apart(_PRODUCTS[name], tuple(args[1:]), args[0])
@@ -38,11 +38,11 @@ GROUPED = "_grouped_mm"
 
 
 def grouped_product(product: Product, a: torch.Tensor, b: torch.Tensor, ends: Any) -> torch.Tensor:
-    """Group by group: of rows (M, K) with (G, K, N) -> (M, N); of columns (K, M) with rows (M, N)
-    -> (G, K, N), as in a backward pass.
+    """Compute a product group by group: of rows, (M, K) and (G, K, N) -> (M, N); or of columns,
+    (K, M) and (M, N) -> (G, K, N), as in a backward pass.
 
-    product: computes an operator's result. ends: (G,), where each group ends along M. What no group
-    holds is 0.
+    product: computes an operator's result. ends: (G,), the end of each group along M. Rows outside
+    every group are 0.
     """
     mm, start = torch.ops.aten.mm.default, 0
     of_rows = b.ndim == 3

@@ -1,6 +1,6 @@
-"""On which side of a bound numbers lie (a ReLU's 0), or which of several is the largest.
+"""Sides: on which side of a bound numbers lie (a ReLU's 0), or which of several is the largest.
 
-The values go on from one side to the other, but a gradient is there or is 0.
+The value is continuous from one side to the other, but the gradient jumps.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ def _between(x: Tensor, low: Any = None, high: Any = None, **named: Any) -> Tens
 
 
 def _largest(x: Tensor, dim: Any = None, *_: Any, **__: Any) -> Tensor:
-    """Where the largest is, of the axes that are gone through."""
+    """Return a mask of the largest elements along the axes `dim`; None or [] means all."""
     dims = list(range(x.ndim)) if dim is None or dim == [] else dim
     return x == x.amax(dims, keepdim=True)
 
@@ -43,4 +43,4 @@ SIDES: dict[str, Callable[..., Tensor]] = {
     "relu": lambda x: x > 0,
     "threshold": lambda x, bound, _: x > bound,
 }
-"""Of an operator's floating arguments; the operator's name without a trailing "_"."""
+"""Operator's name, without a trailing "_" -> function of its arguments that returns the sides."""

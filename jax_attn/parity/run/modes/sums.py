@@ -1,4 +1,4 @@
-"""What the rounding of a sum depends on: its terms, and whether they are small integers."""
+"""The error of a sum, from its terms and whether they are small integers."""
 
 import math
 from collections.abc import Callable
@@ -19,9 +19,9 @@ Terms = tuple[torch.Tensor, int]
 Call = tuple[str, torch.Size, torch.Size]
 """A product's operator and the shapes of its operands."""
 _Places = tuple[int, ...]
-"""How many numbers a tensor has, rows and columns: the same however its batch is seen."""
+"""A tensor's size, rows and columns, which do not depend on the shape of its batch."""
 _ROOM = 2**29
-"""Bytes: those of a BERT of 109 million parameters at T = 64 fit."""
+"""Bytes to keep: enough for a BERT of 109 million parameters at T = 64."""
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -38,7 +38,7 @@ def _mean_terms(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **_: An
 
 SUM_TERMS: dict[str, Callable[..., Terms]] = {"sum": _sum_terms, "mean": _mean_terms}
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1}
-"""Sums of products, by operator: which argument is the first factor."""
+"""Operators that sum products -> the index of the first factor among the arguments."""
 SUMS = frozenset((*SUM_TERMS, *PRODUCTS))
 _LINEAR = frozenset(
     """
@@ -49,13 +49,13 @@ _LINEAR = frozenset(
     upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
     """.split()  # noqa: SIM905
 )
-"""Sums that are linear in each floating argument: the same of squares adds up the squared terms,
-of ones it counts them."""
+"""Sums that are linear in each floating argument: applied to squares, they add up the squared
+terms; applied to ones, they count them."""
 _POOLS = ("avg_pool2d", "avg_pool3d")
 
 
 def adds(name: str, args: tuple, kwargs: Kwargs) -> bool:
-    """Whether an operator is a sum whose terms `linear_terms` knows."""
+    """Return whether an operator is a sum for which `linear_terms` finds the terms."""
     if name in ("index_put", "put"):
         return bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
     if name == "scatter_reduce":
@@ -64,9 +64,9 @@ def adds(name: str, args: tuple, kwargs: Kwargs) -> bool:
 
 
 def linear_terms(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Of each result of an operator that `adds`: the sums of squared terms, and their numbers."""
+    """Return sums of squared terms, and counts of terms, for each result of a summing operator."""
     squares, counts = (func(*each(fn, args), **each(fn, kwargs)) for fn in _OF_TERMS)
-    if func.overloadpacket.__name__ in _POOLS:  # the mean of as many as a window holds
+    if func.overloadpacket.__name__ in _POOLS:  # a mean over the elements of a window
         window = args[1] if len(args[1]) > 1 else args[1] * (args[0].ndim - 2)
         counts.fill_(math.prod(window))
         squares /= counts
@@ -77,10 +77,10 @@ _OF_TERMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (torch.square, t
 
 
 class Errors(NamedTuple):
-    """What the sums of a product err by.
+    """The errors of the sums in a product.
 
-    by: up to how much, as `bounds` has it. squares: of a batched product, the sums of squared
-    terms; None where float32 is too narrow.
+    by: their upper bounds, from `bounds`. squares: for a batched product, the sums of squared
+    terms; None if float32 is too narrow for them.
     """
 
     by: torch.Tensor
@@ -88,13 +88,13 @@ class Errors(NamedTuple):
 
 
 class ProductErrors:
-    """What the products of a run err by. That takes a product of squares, as long as the product.
+    """The errors of a run's products. Each needs a product of squares, as expensive as the product.
 
-    Runs that differ by roundoffs have the same but for a roundoff, and take those of the first.
+    Runs that differ by roundoffs have the same errors up to a roundoff, and reuse the first run's.
 
-    first: of the run whose products these are again, in order, until one is another; None: of
-    none. room: how many bytes are kept, in float32; what is beyond it, or its range, is computed
-    each time.
+    first: the errors of a run with the same products in the same order, reused until one differs;
+    None computes all. room: bytes of float32 to keep; errors beyond it, or beyond the range of
+    float32, are computed each time.
     """
 
     def __init__(self, first: "ProductErrors | None" = None, room: int = _ROOM):
@@ -102,10 +102,11 @@ class ProductErrors:
         self._known = None if first is None else iter(first._kept)
         self._room = room
         self._batched: dict[_Places, tuple[torch.Tensor, int]] = {}
-        """Of each shape, the last batched product's squares, and its number of terms."""
+        """For each shape, the last batched product's squares, and its number of terms."""
 
     def of(self, name: str, args: tuple, totals: torch.Tensor, precision: Precision) -> Errors:
-        """Of the operator `name` of `PRODUCTS`, called with these arguments; to be read only."""
+        """Return the errors of operator `name` of `PRODUCTS`, called with `args`; do not write to
+        them."""
         a, b = args[PRODUCTS[name] :][:2]
         call = name, a.shape, b.shape
         errors = self._of_the_first(call)
@@ -133,23 +134,22 @@ class ProductErrors:
         self._kept.append((call, kept if self._room >= 0 else None))
 
     def change(self, tensors: tuple) -> None:
-        """Forget the products of these shapes: what has them now is no longer those products."""
+        """Forget products of these shapes, because an operator has changed them."""
         for x in tensors:
             if isinstance(x, torch.Tensor) and x.ndim > 1:
                 self._batched.pop(_places(x), None)
 
     def again(self, products: torch.Tensor, precision: Precision) -> torch.Tensor | None:
-        """The square of how far these, a batched product's, may lie from the same computed again.
+        """Return the squared error of a batched product computed again, with sums in another order.
 
-        That is in another order of its sums. None where no product is of that shape, or its
-        results are stored more coarsely than they are summed.
+        None if no kept product has that shape, or if results are stored more coarsely than summed.
         """
         kept = self._batched.pop(_places(products), None) if products.ndim > 1 else None
         if kept is None or precision.store > precision.acc:
             return None
         squares, terms = kept[0].view(products.shape).double(), kept[1]
         of_total, of_squares, _ = bridge(terms, replace(precision, operand=0.0))
-        totals = torch.minimum(products.square(), terms * squares)  # a mask's fill is none
+        totals = torch.minimum(products.square(), terms * squares)  # excludes a mask's fill
         return totals.mul_(2 * of_total).add_(squares, alpha=2 * of_squares)
 
 
@@ -160,7 +160,7 @@ def _places(x: torch.Tensor) -> _Places:
 def _errors(
     name: str, a: torch.Tensor, b: torch.Tensor, totals: torch.Tensor, precision: Precision
 ) -> Errors:
-    """Of the product of a and b; of runs in one pass, those of the first stand for all."""
+    """Compute the errors of the product of a and b; in a pass, from the first run for all runs."""
     totals = first_run(totals).detach()
     squares = first_run(a).square() @ first_run(b).square()
     narrow = _narrowed(squares) if name == "bmm" else None
@@ -171,9 +171,9 @@ def _errors(
 def bounds(
     totals: torch.Tensor, squares: torch.Tensor, of_terms: tuple, precision: Precision
 ) -> torch.Tensor:
-    """Up to how much sums err; 0 where they are counts, which do not.
+    """Return upper bounds of the errors of sums; 0 where they are counts, which are exact.
 
-    squares: the sums of squared terms, written over. of_terms: as `bridge` has it.
+    squares: the sums of squared terms; overwritten. of_terms: the result of `bridge`.
     """
     of_total, of_squares, lost = of_terms
 
@@ -186,15 +186,15 @@ def bounds(
 
 
 def _narrowed(x: torch.Tensor) -> torch.Tensor | None:
-    """In float32; None where that is too narrow for one of them."""
+    """Return x in float32; None if that is too narrow for one of its elements."""
     narrow = x.float()
     fits = (narrow >= _SMALLEST).logical_or_(x == 0).logical_and_(narrow.isfinite())
     return narrow if fits.all() else None
 
 
 def is_count(total: torch.Tensor, squares: torch.Tensor, roundoff: float) -> torch.Tensor | None:
-    """Where a sum is one of small integers, which is exact in any order; None where nowhere."""
-    # By NumPy, as torch's comparisons take five times as long.
+    """Return a mask of sums of small integers, which are exact in any order; None if none is."""
+    # NumPy, because torch's comparisons take five times as long.
     numbers = (total.each if isinstance(total, Runs) else total).detach().numpy()
     is_whole = numbers == np.rint(numbers)
     if not is_whole.any():

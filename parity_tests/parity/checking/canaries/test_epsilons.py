@@ -52,7 +52,7 @@ NORMS = {
 def test_an_epsilon_is_noted_beside_large_activations_alone(row):
     notes, standing, said = noted(NORMS[row](), 1000 * X)
     assert (notes, standing) == (["epsilon"], [])
-    assert "in `0` would pass: beside activations with an RMS of at least" in said
+    assert "in `0` would pass: with activations of an RMS of at least" in said
     need = float(re.search(r"an RMS of (\S+) or less", said)[1])
     assert 0.5 < need < 5
     rms = np.sqrt(np.mean(X**2))
@@ -80,7 +80,7 @@ def test_one_norm_of_several_is_named():
             return self.second(0.1 * self.first(x) * torch.arange(D))
 
     notes, _, said = noted(Two(), 1000 * X)
-    assert (notes, "in `0.first` would pass: beside activations" in said) == (["epsilon"], True)
+    assert (notes, "in `0.first` would pass: with activations" in said) == (["epsilon"], True)
     # The second norm takes back most of what the first changes.
     assert noted(Two(), X)[1] == ["epsilon-alone"]
     assert noted(Two(), 0.01 * X)[0] == []

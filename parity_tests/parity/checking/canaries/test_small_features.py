@@ -1,4 +1,4 @@
-"""Features too small beside the others for an error to show are noted, and no others."""
+"""Features too small, compared with the others, for an error to show are noted; no others are."""
 
 import numpy as np
 import pytest
@@ -48,5 +48,5 @@ def test_features_too_small_to_show_an_error_are_noted(row):
     reference = Reference(torch.nn.Module(), lambda _, x: call(x), inputs)
     notes = small_features(Prepared(reference, dtype, gradients=False))
     assert [note.kind for note in notes] == ["small-features"] * (count > 0)
-    said = f"{count} of the {D} features of output 'output', along its last axis, are so small"
+    said = f"{count} of the {D} features of output 'output', along its last axis, are so much"
     assert all(said in note for note in notes)

@@ -1,1 +1,1 @@
-"""Canaries of what a port is given: inputs, buffers, and what it keeps of them."""
+"""Canaries of a port's data: its inputs, its weights, and outputs that it keeps."""

@@ -1,4 +1,4 @@
-"""An axis of one, batch or positions: whether what lies along it is mixed cannot be told."""
+"""Canaries of an axis of size one, batch or positions: it cannot show that a port mixes rows."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ _ALONG = {
 
 
 def try_batches(prepared: Prepared) -> DoubtsAndNotes:
-    """Note an axis of one, where the reference takes two along it and keeps them apart."""
+    """Note an axis of size one if the reference also accepts two rows and keeps them apart."""
     inputs = named_inputs(prepared.reference)
     notes = (
         f"every input has {one}, so a port that mixes {several} would pass; to show it, use "

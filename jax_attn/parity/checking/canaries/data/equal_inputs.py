@@ -1,4 +1,4 @@
-"""Two inputs that are the same array: either could be read in place of the other."""
+"""Canaries of two equal inputs: a port could read either in place of the other."""
 
 from itertools import combinations
 
@@ -12,11 +12,11 @@ from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
-    """Doubt two inputs that are alike and that the reference tells apart."""
+    """Doubt two equal inputs if the reference distinguishes them."""
     doubts = []
     for (a, given), (b, other) in combinations(named_inputs(prepared.reference).items(), 2):
         if not _are_one(given, other) or (is_float(given.dtype) and prepared.gradients):
-            continue  # two floating ones are told apart by their gradients
+            continue  # gradients distinguish two floating inputs
         if _tells_apart(prepared, a, b, np.roll(given, 1, np.argmax(given.shape))):
             remedy = "arrays that differ"
             remedy += ", or gradients=True" if is_float(given.dtype) else ""
@@ -26,12 +26,12 @@ def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
 
 
 def _are_one(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether they hold the same numbers, and not one number throughout, of which others say."""
+    """Return whether two inputs are equal and not constant; other canaries try constant ones."""
     return a.dtype == b.dtype and np.array_equal(a, b) and a.size > 0 and (a != a.flat[0]).any()
 
 
 def _tells_apart(prepared: Prepared, a: str, b: str, value: np.ndarray) -> bool:
-    """Whether another value of one moves the outputs, and otherwise than of the other."""
+    """Return whether a new value of either input fails outputs, and in a different way for each."""
     runs = [
         run_planted(with_inputs(prepared.reference, {name: value}), Float64()) for name in (a, b)
     ]

@@ -1,7 +1,7 @@
-"""Integers that a port could do without: positions in order, types all alike; other values tried.
+"""Integer inputs that a port could ignore unseen: positions in order, token types all alike.
 
-Where the inputs hold such an integer, a port that never reads it gives the right numbers. Both
-sides are run forward once more with other values of it, and compared as ever.
+With such an input, a port that never reads it gives the right numbers. Both sides therefore run
+forward once more with other values of it, and are compared as usual.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 
 Arrays = Mapping[str, np.ndarray]
-# An ignored input is a gross error: a quarter of the runs, whose budget is wider, shows it.
+# An ignored input is a gross error: a quarter of the runs shows it, despite their wider budget.
 RUNS = 4
 
 
 @dataclass(frozen=True)
 class OtherIntegers:
-    """Other values of the integers that a port may not read, and what the reference gives there.
+    """The reference on other values of the integers that a port might ignore.
 
-    together: the reference where all of them have other values; None where there are none, or the
-    reference raises an error. each: where one alone has. notes: what other values could not show.
+    together: with other values of all of them; None if there are none, or the reference raises an
+    error. each: input's name -> with other values of only that input. notes: inputs not varied.
     """
 
     notes: tuple[Finding, ...] = ()
@@ -56,7 +56,7 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
         return OtherIntegers(notes)
     together = with_inputs(prepared.reference, varied)
     if run_planted(together, Float64()) is None:
-        why = "the reference raises an error where all have other values"
+        why = "the reference raises an error if all have other values"
         return OtherIntegers((*notes, _not_checked(varied, why)))
     each = {
         name: _on(prepared, with_inputs(prepared.reference, {name: value}))
@@ -66,10 +66,10 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
 
 
 def ignored_integers(others: OtherIntegers, port: Port, transforms: Sequence[str]) -> Findings:
-    """Judge the port, forward only, where each integer that it may not read has other values."""
+    """Judge the port, forward only, on other values of each integer input that it might ignore."""
     if others.together is None:
         return Findings(notes=others.notes)
-    # Operation by operation, what is compiled already serves: the shapes are the same.
+    # Eager runs reuse the compiled operations, because the shapes are the same.
     transform = "eager" if "eager" in transforms else transforms[0]
     try:
         failures = findings("input-ignored", _failures(others, port, transform))
@@ -79,7 +79,7 @@ def ignored_integers(others: OtherIntegers, port: Port, transforms: Sequence[str
 
 
 def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
-    """Those that the reference computes itself where it is called without: positions, types."""
+    """Return the integer inputs that the reference does not need, such as positions and types."""
     reference, given = prepared.reference, prepared.inputs
     without = {
         name: Inputs(given.args, {k: x for k, x in given.kwargs.items() if k != name})
@@ -91,7 +91,7 @@ def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
 
 
 def _on(prepared: Prepared, reference: Reference) -> Prepared:
-    # Perturbed runs keep what the reference decides about constants: on these inputs, its own.
+    # Perturbed runs keep the reference's decisions about constants, so record them on these inputs.
     return replace(prepared, reference=reference.deciding_anew(), gradients=False, runs=RUNS)
 
 
@@ -102,7 +102,7 @@ def _not_checked(names: Iterable[str], why: str) -> Finding:
 
 
 def _failures(others: OtherIntegers, port: Port, transform: str) -> Iterator[str]:
-    """Why the port fails on all of them together, by the one that does it where one alone does."""
+    """Yield why the port fails on all of them together, by input if some input alone fails too."""
     assert others.together is not None
     together = _reasons(others.together, port, transform)
     each = {
@@ -117,15 +117,15 @@ def _failures(others: OtherIntegers, port: Port, transform: str) -> Iterator[str
 
 
 class _RefusedError(Exception):
-    """The port does not take the values."""
+    """The port raises an error on the other values."""
 
 
 def _reasons(prepared: Prepared, port: Port, transform: str) -> list[str]:
-    """Why the port is not the reference's equal on these inputs."""
+    """Return why the port differs from the reference on these inputs."""
     with full_precision():
         try:
             run = replace(port, inputs=prepared.inputs).run(prepared.dtype, {}, transform)
-        except Exception as error:  # whatever the port's own is
+        except Exception as error:  # the port may raise any error
             raised = f"with other values the port raises {as_raised(error)}"
             raise _RefusedError(raised) from error
     return [
@@ -140,7 +140,7 @@ def _reasons(prepared: Prepared, port: Port, transform: str) -> list[str]:
 
 
 def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray | str:
-    """A value that moves the reference's outputs; else what to note, "" for nothing."""
+    """Return a value that changes the reference's outputs, else the text of a note, or ""."""
     accepted = unmasked = False
     for value in _candidates(given, np.random.default_rng(prepared.seed)):
         reference = with_inputs(prepared.reference, {name: value})
@@ -150,8 +150,8 @@ def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray
         accepted = True
         if not prepared.would_fail(run):
             continue
-        # Positions out of order may be read as the start of another sequence: what a port of
-        # positions alone rightly knows nothing of.
+        # The reference may read positions out of order as the start of another sequence, which a
+        # port that only uses positions rightly ignores.
         if not _in_order(given) or hidden_keys(reference) == hidden_keys(prepared.reference):
             return value
         unmasked = True
@@ -164,7 +164,7 @@ def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray
 
 
 def _candidates(given: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Other values of an integer input that is the same all over, or in each row, or counts."""
+    """Yield other values of an integer input that is constant, equal in each row, or counts up."""
     if given.size == 0:
         return
     first = int(given.flat[0])
@@ -183,18 +183,18 @@ def _candidates(given: np.ndarray, rng: np.random.Generator) -> Iterator[np.ndar
 
 
 def _in_order(given: np.ndarray) -> bool:
-    """Whether it counts along its last axis: positions."""
+    """Return whether an input counts up along its last axis, as positions do."""
     return given.ndim > 0 and given.shape[-1] > 1 and bool((np.diff(given, axis=-1) == 1).all())
 
 
 def _rows_alike(given: np.ndarray) -> bool:
-    """Whether it is the same along an axis before the last."""
+    """Return whether an input is the same along some axis before the last."""
     axes = [axis for axis in range(given.ndim - 1) if given.shape[axis] > 1]
     return any((given == given.take([0], axis)).all() for axis in axes)
 
 
 def _finite_as(got: Arrays, want: Arrays) -> bool:
-    """Whether outputs of the same shapes are finite where they were: no row is emptied."""
+    """Return whether outputs keep their shapes and are finite in the same places."""
     return all(
         got[name].shape == a.shape and (np.isfinite(got[name]) == np.isfinite(a)).all()
         for name, a in want.items()

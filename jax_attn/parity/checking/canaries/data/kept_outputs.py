@@ -1,4 +1,4 @@
-"""A port that keeps its first outputs outside of its Variables, and gives them again."""
+"""Detect a port that keeps its first outputs outside its Variables and returns them again."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,14 +17,14 @@ from jax_attn.parity.run.port import Port, full_precision
 
 
 class OtherInputs(NamedTuple):
-    """Inputs of the same shapes, on which the reference gives other outputs: these, in float64."""
+    """Inputs of the same shapes with different outputs; outputs: the reference's, in float64."""
 
     inputs: Inputs
     outputs: Arrays
 
 
 def other_inputs(prepared: Prepared) -> OtherInputs | None:
-    """Turn every input but masks round; None where the outputs stay, or the reference refuses."""
+    """Flip every input except masks; return None if the outputs stay or the reference fails."""
     reference = prepared.reference
     others = {
         name: np.flip(a)
@@ -41,9 +41,9 @@ def other_inputs(prepared: Prepared) -> OtherInputs | None:
 def kept_outputs(
     others: OtherInputs | None, prepared: Prepared, port: Port, transforms: Sequence[str]
 ) -> tuple[Finding, ...]:
-    """A failure where the outputs on other inputs are those of the first, and the reference's not.
+    """Return a failure if the port repeats its first outputs on inputs that change the reference's.
 
-    Operation by operation alone: a compiled program keeps none, and this one is compiled already.
+    Runs only eagerly: a compiled program keeps no outputs, and the operations are compiled already.
     """
     if others is None or "eager" not in transforms:
         return ()
@@ -51,7 +51,7 @@ def kept_outputs(
     try:
         with full_precision(prepared.precision is None):
             run = Port(port.module, port.call, others.inputs).run(prepared.dtype, {}, "eager")
-    except Exception:  # of the port's own: these inputs are not those that it is checked on
+    except Exception:  # any error of the port: the check promises nothing on these inputs
         return ()
     kept = [
         name
@@ -65,6 +65,6 @@ def kept_outputs(
         return ()
     failure = (
         f"eager: on other inputs of the same shapes the port gives {quoted(kept)} as on these, and "
-        "the reference does not: does it keep what it once computed outside of its Variables?"
+        "the reference does not: does the port keep results outside its Variables?"
     )
     return (Finding("outputs-kept", failure),)

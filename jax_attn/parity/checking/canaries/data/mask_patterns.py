@@ -1,6 +1,6 @@
-"""Masks of one pattern: the same all along an axis, hiding tokens at one end alone, or causal.
+"""Canaries of masks with a pattern: the same along an axis, hiding only one end, or causal.
 
-Other inputs that are the same along an axis, too, where no gradient shows what is read of them.
+Also of other inputs that are the same along an axis, if no gradient shows which parts are read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,11 +18,11 @@ from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
-    """Note what a port could read instead, where the reference reads the whole mask, or input."""
+    """Note simpler patterns that a port could read where the reference reads the whole input."""
     notes: list[Finding] = []
     for name, given in named_inputs(prepared.reference).items():
         if given.size == 0 or (given == given.flat[0]).all():
-            continue  # that a mask of a single value is ignored is doubted already
+            continue  # try_masks already doubts a mask of a single value
         alike = [axis for axis in range(given.ndim) if (given == given.take([0], axis)).all()]
         moved = np.roll(given, 1, max({*range(given.ndim)} - {*alike}))  # as many keys are hidden
         if is_mask(prepared.reference, name, given):
@@ -32,7 +32,7 @@ def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
                 for kind, has, words in _ORDINARY
                 if has(given) and _is_read(prepared, name, moved)
             ]
-        elif is_float(given.dtype) and not prepared.gradients:  # which show what is read
+        elif is_float(given.dtype) and not prepared.gradients:  # gradients show what is read
             notes += _of_axes(prepared, f"input {name!r}", name, given, moved, alike)
             notes += _of_bias(prepared, name, given)
     return DoubtsAndNotes((), tuple(notes))
@@ -46,20 +46,20 @@ def _of_axes(
     moved: np.ndarray,
     alike: Iterable[int],
 ) -> Iterator[Finding]:
-    """Note the axes, before the last, along which one place would do for all."""
+    """Note the axes before the last along which a port could read one index for all."""
     for axis in alike:
         others = np.where(_is_first(given, axis), given, moved)
         several = given.shape[axis] > 1 and axis < given.ndim - 1
         if several and _is_read(prepared, name, others):
             yield Finding(
                 "alike-along-axis",
-                f"{label} is the same all along its axis {axis}, so a port that reads one place "
+                f"{label} is the same all along its axis {axis}, so a port that reads one index "
                 f"there for all would pass; to show it, use one that differs along axis {axis}",
             )
 
 
 def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[Finding]:
-    """Note a bias that is a mask in effect."""
+    """Note a bias that acts as a mask, with values of only 0 and a fill."""
     if "bias" not in name.lower():
         return
     values = np.unique(wide({name: bias})[name])
@@ -69,22 +69,22 @@ def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[Findin
     if _is_read(prepared, name, np.where(bias == 0, between, bias)):
         yield Finding(
             "bias-as-mask",
-            f"input {name!r} holds 0 and {values[0]:g} alone, so a port that reads it as a mask, "
+            f"input {name!r} holds only 0 and {values[0]:g}, so a port that reads it as a mask, "
             "instead of adding it to the scores, would pass; to show it, use other numbers "
             "in it, or gradients=True",
         )
 
 
 def _is_first(mask: np.ndarray, axis: int) -> np.ndarray:
-    """True at the first place of an axis; broadcasts to the mask."""
+    """Return an array, True at the first index of an axis, that broadcasts to the mask."""
     first = np.arange(mask.shape[axis]) == 0
     return first.reshape(-1, *[1] * (mask.ndim - 1 - axis))
 
 
 def _hides_one_end(mask: np.ndarray) -> bool:
-    """Whether it has a row of tokens for each text, (B, S) or (B, 1, 1, S), each in two pieces.
+    """Return whether a mask of texts, (B, S) or (B, 1, 1, S), hides tokens only at one end of each.
 
-    Rows of which each hides one key fewer than the last are a causal mask's, (T, S).
+    Rows that each hide one key fewer than the row before belong to a causal mask, (T, S).
     """
     if mask.ndim < 2 or mask.shape[0] * mask.shape[-1] != mask.size:
         return False
@@ -97,7 +97,8 @@ def _hides_one_end(mask: np.ndarray) -> bool:
 
 
 def _is_causal(mask: np.ndarray) -> bool:
-    """Whether each query, (..., T, S), sees the keys up to its own, counted from either end."""
+    """Return whether each query of a mask (..., T, S) sees the keys up to its own, counted from
+    either end."""
     if mask.ndim < 2 or mask.shape[-2] == 1:
         return False
     T, S = mask.shape[-2:]
@@ -105,12 +106,12 @@ def _is_causal(mask: np.ndarray) -> bool:
     return any((shown == np.tri(T, S, offset, bool)).all() for offset in (0, S - T))
 
 
-# What the masks of ordinary calls are like, no cause to refuse a PASS.
+# Patterns of masks in ordinary calls, which are no reason to refuse a PASS.
 _ORDINARY = (
     (
         "mask-one-end",
         _hides_one_end,
-        "hides tokens at one end of each row alone, so a port that reads only how many it hides "
+        "hides tokens only at one end of each row, so a port that reads only how many it hides "
         "would pass; to show it, use a row in which a hidden token stands between two that "
         "are not",
     ),
@@ -124,6 +125,6 @@ _ORDINARY = (
 
 
 def _is_read(prepared: Prepared, name: str, other: np.ndarray) -> bool:
-    """Whether the reference takes another mask and gives something else."""
+    """Return whether the reference accepts another value of an input and gives other outputs."""
     run = run_planted(with_inputs(prepared.reference, {name: other}), Float64())
     return run is not None and prepared.would_fail(run)

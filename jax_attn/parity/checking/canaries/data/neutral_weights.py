@@ -1,4 +1,4 @@
-"""Buffers and parameters at values that do nothing: a running mean of 0, a norm's weight of 1."""
+"""Canaries of weights without effect: a running mean of 0, a norm's weight of 1."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,16 +13,16 @@ from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.modes.float64_mode import Float64
 
 _NEUTRAL = (0.0, 1.0)
-"""0 changes nothing that it is added to, 1 nothing that it multiplies or divides."""
+"""Adding 0 has no effect; multiplying or dividing by 1 has none."""
 
 _REMEDY = "other numbers there on both sides, such as those of a trained model"
 
 
 def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
-    """Note those that would change the outputs at other values, in one run for all of one name.
+    """Note neutral weights that would change the outputs at other values; one run for each name.
 
-    A gradient shows that a parameter is read, and not in which formula: 1 + w and exp(w) agree at
-    0. A sum has one formula, so a bias is not noted then.
+    A gradient shows that a parameter is read, but not in which formula: 1 + w and exp(w) agree at
+    0. A sum has one formula, so a bias is not noted if gradients are compared.
     """
     module = prepared.reference.module
     notes: list[Finding] = list(_left_out(prepared, "buffer", module.named_buffers()))
@@ -36,7 +36,7 @@ def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
 
 
 def _neutral(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[float, list[str]]]:
-    """Values, and the tensors of one last name that hold nothing else."""
+    """Yield each neutral value with the tensors that hold only it, grouped by last name."""
     alike: dict[tuple[str, float], list[str]] = {}
     for name, x in tensors:
         if x.is_floating_point() and x.numel():
@@ -70,7 +70,7 @@ def _formula(names: list[str], value: float) -> StandingNote:
 
 
 def _changes_outputs(prepared: Prepared, names: set[str]) -> bool:
-    """Whether other values of these buffers or parameters would be seen."""
+    """Return whether other values of these buffers or parameters would fail an output."""
     reference = prepared.reference
     call = reference.call or torch.nn.Module.__call__
 
@@ -78,7 +78,7 @@ def _changes_outputs(prepared: Prepared, names: set[str]) -> bool:
         held = (*module.named_buffers(), *module.named_parameters())
         others = {id(x): _other(x) for name, x in held if name in names}
         for part in module.modules():
-            # Replaced, not written to: all copies of the module share its parameters.
+            # Replace instead of writing: all copies of the module share its parameters.
             for name, x in (*part._buffers.items(), *part._parameters.items()):
                 if id(x) in others:
                     setattr(part, name, others[id(x)])

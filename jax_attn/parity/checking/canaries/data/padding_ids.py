@@ -1,4 +1,4 @@
-"""Ids without padding, of a reference that treats padding apart: RoBERTa's positions skip it."""
+"""Canary of ids without padding, if the reference treats it specially (RoBERTa's positions)."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
-    """Note ids without the padding of their embedding, where the reference treats that id apart.
+    """Note ids without their embedding's padding id if the reference treats that id specially.
 
     If two ids are exchanged, and their rows of the embedding too, the outputs stay the same, unless
     one of the ids has a meaning beyond its row.
@@ -40,7 +40,7 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
 
 
 def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:
-    """The reference with ids `a` and `b` exchanged, and the rows `a` and `b` of one embedding."""
+    """Run the reference with ids `a` and `b` exchanged, and rows `a` and `b` of one embedding."""
     reference = prepared.reference
     call = reference.call or torch.nn.Module.__call__
     ids = named_inputs(reference)[name]

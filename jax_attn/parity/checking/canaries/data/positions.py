@@ -1,4 +1,4 @@
-"""Inputs that are alike along an axis, where joined positions cannot be told apart."""
+"""Canaries of inputs that are the same along an axis, where mixed positions do not show."""
 
 import numpy as np
 
@@ -10,7 +10,9 @@ from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_positions(prepared: Prepared) -> DoubtsAndNotes:
-    """Inputs alike along an axis, where joins cannot be told apart: no softmax is needed."""
+    """Doubt inputs that are the same along an axis whose positions the reference mixes.
+
+    This needs no softmax."""
     doubts = []
     for name, x in named_inputs(prepared.reference).items():
         for axis in range(x.ndim - 1) if is_float(x.dtype) else ():
@@ -23,7 +25,7 @@ def try_positions(prepared: Prepared) -> DoubtsAndNotes:
 
 
 def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
-    """Whether the first position moves the others of an output that is alike along the axis."""
+    """Return whether the first position changes others of an output that is the same along axis."""
     moved = np.moveaxis(x.copy(), axis, 0)
     moved[0] = np.random.default_rng(prepared.seed).standard_normal(moved[0].shape)
     run = run_planted(

@@ -1,4 +1,4 @@
-"""Features of an output that are too small beside the others for an error in them to show."""
+"""Find features of an output too small, compared with the others, for their errors to show."""
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from jax_attn.parity.judge.finding import Finding, findings
 
 
 def small_features(prepared: Prepared) -> tuple[Finding, ...]:
-    """Note outputs of which some features, along the last axis, may err by a tenth of their size.
+    """Note outputs in which some features, along the last axis, may err by a tenth of their size.
 
-    A rounding of the large ones reaches the small ones where sums mix them, so a budget of the
-    whole has room for it. In a coarse dtype that is so of many, and is no cause for a note.
+    Sums that mix features carry roundings of large ones to small ones, so the budget of the whole
+    allows for them. In a coarse dtype many features are like that, so it gets no note.
     """
     notes = []
     outputs = prepared.exact.kinds["output"] if prepared.dtype in FINE else {}
@@ -24,13 +24,13 @@ def small_features(prepared: Prepared) -> tuple[Finding, ...]:
         unseen = (POWER * np.abs(want) <= budget.element).all(axes)
         small = unseen & (np.sqrt(np.square(want).mean(axes)) > budget.zero)
         if not 0 < small.sum() < features:
-            continue  # where all are small, the whole has no power, and the comparison says so
+            continue  # if all are small, the output has no power, and the comparison reports it
         wrong = np.where(small, (1 - POWER) * want, want)
         if prepared.judge_one("output", name, "planted", wrong).verdict is Verdict.FAIL:
             continue
         notes.append(
             f"{int(small.sum())} of the {features} features of output {name!r}, along its last "
-            f"axis, are so small beside the others that an error of {POWER:.0%} in them would "
+            f"axis, are so much smaller than the others that an error of {POWER:.0%} in them would "
             "pass; to show it, use a reference_call and port_call that return them under a "
             "name of their own"
         )

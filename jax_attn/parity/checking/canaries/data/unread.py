@@ -1,7 +1,7 @@
-"""Parameters of which no output is computed: experts that no input is routed to.
+"""Find parameters that no output depends on, such as experts that no input is routed to.
 
-Gradients show them where gradients are compared (`checking.unreached`); a forward pass shows them
-where they are not.
+If gradients are compared, they show these parameters (`checking.unreached`); otherwise a forward
+pass does.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from jax_attn.parity.run.modes.float64_mode import Float64, is_view
 
 
 class _Reads(Float64):
-    """Float64 that notes what is read. storages: addresses; what no element is made of is not."""
+    """Float64 that records the storages that operators read, unless the result has no elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Reads(Float64):
 
 
 def try_unread(prepared: Prepared) -> DoubtsAndNotes:
-    """Note the parameters that no operator reads, where no gradient is compared."""
+    """Note the parameters that no operator reads, if gradients are not compared."""
     if prepared.gradients:
         return DoubtsAndNotes((), ())
     mode, names = _Reads(), dict[str, int]()

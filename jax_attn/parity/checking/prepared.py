@@ -279,9 +279,16 @@ class Prepared:
         if self.dtype not in NARROW or self.as_jax:
             return None
         again = replace(self, as_jax=True)
-        shared = ("inference", "cotangents", "own", "_center", "exact")
+        runs = ("inference", "cotangents", "own", "_center", "exact")
+        shared = (*runs, "buffers", "padding_rows", "remembers")
         vars(again).update({name: vars(self)[name] for name in shared if name in vars(self)})
+        vars(again)["first"] = self
         return again
+
+    @cached_property
+    def first(self) -> "Prepared":
+        """The one whose `again` this is, else this one; the two differ only in their budgets."""
+        return self
 
     def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:
         """In a narrow dtype, judge failures again by the budget of what JAX stores.

@@ -1,7 +1,8 @@
 """Findings of a check other than the comparison of numbers: a table of probes, each in two halves.
 
-The first half runs the reference on its inputs and returns plain arrays and text. The second half
-judges a port by that answer without the reference: after `complete`, the torch module may be gone.
+The first half asks the reference on its inputs, and returns plain arrays and text, or the
+`Prepared` of other inputs. The second half judges a port by that answer. It needs no torch module:
+`complete` computes every answer, whichever port may follow.
 """
 
 from collections.abc import Callable
@@ -71,15 +72,24 @@ class Probe(NamedTuple):
     """One question of a check.
 
     prepare: finds the answer with only the reference. judge: (answer, `Prepared`, `PortSide`) ->
-    findings; it reads only numbers of `Prepared`.
+    findings; it reads only numbers of `Prepared`. by_budget: whether the answer depends on the
+    budgets. when_eager: whether it is asked only of a port that runs operation by operation.
     """
 
     prepare: Callable[[Prepared], Any]
     judge: Callable[[Any, Prepared, PortSide], Findings]
+    by_budget: bool = False
+    when_eager: bool = False
+
+    def answer(self, prepared: Prepared) -> Any:
+        """Return what the reference says, which is asked once."""
+        return (prepared if self.by_budget else prepared.first).fact(self.prepare)
 
     def findings(self, prepared: Prepared, side: PortSide) -> Findings:
         """Return the findings on a port."""
-        return self.judge(prepared.fact(self.prepare), prepared, side)
+        if self.when_eager and "eager" not in side.transforms:
+            return Findings()
+        return self.judge(self.answer(prepared), prepared, side)
 
 
 def nothing(prepared: Prepared) -> None:
@@ -120,8 +130,12 @@ PROBES = (
     Probe(input_doubts, lambda doubts, *_: Findings(doubts=doubts)),
     Probe(nothing, lambda _, prepared, side: Findings(doubts=tuple(nothing_cut(side.port)))),
     Probe(weights, _weights),
-    Probe(try_canaries, lambda found, *_: Findings(doubts=found.doubts, notes=found.notes)),
-    Probe(small_features, lambda notes, *_: Findings(notes=notes)),
+    Probe(
+        try_canaries,
+        lambda found, *_: Findings(doubts=found.doubts, notes=found.notes),
+        by_budget=True,
+    ),
+    Probe(small_features, lambda notes, *_: Findings(notes=notes), by_budget=True),
     Probe(nothing, _unreached),
     Probe(nothing, _as_jax),
     Probe(read_numbers, lambda notes, *_: Findings(notes=notes)),
@@ -133,12 +147,15 @@ OF_OTHER_INPUTS = (
     Probe(
         other_integers,
         lambda others, prepared, side: ignored_integers(others, side.alone, side.transforms),
+        by_budget=True,
     ),
     Probe(
         other_inputs,
         lambda others, prepared, side: Findings(
-            failures=kept_outputs(others, prepared, side.alone, side.transforms)
+            failures=kept_outputs(others, prepared, side.alone)
         ),
+        by_budget=True,
+        when_eager=True,
     ),
 )
 """The probes of a port that does not fail; they run it on other inputs."""
@@ -147,16 +164,15 @@ OF_OTHER_INPUTS = (
 def complete(prepared: Prepared) -> None:
     """Compute all that judging any port needs of the reference; afterwards its module is unused."""
     prepared.complete()
-    for prepare in (*(probe.prepare for probe in (*PROBES, *OF_OTHER_INPUTS)), *_ON_FAILURE):
+    for probe in (*PROBES, *OF_OTHER_INPUTS):
+        probe.answer(prepared)
+    for prepare in (has_gradient, reference_errs):  # what is asked if a port fails
         prepared.fact(prepare)
     others = prepared.fact(other_integers)
     for other in filter(None, (others.together, *others.each.values())):
         other.complete()
     if prepared.again:
         complete(prepared.again)
-
-
-_ON_FAILURE = (has_gradient, reference_errs)
 
 
 def scope(

@@ -14,7 +14,7 @@ import jax_attn.parity.checking.check as checking
 from jax_attn import MultiHeadAttention
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.canaries.data.integers import other_integers
-from jax_attn.parity.checking.probes import PROBES, complete
+from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, complete
 from jax_attn.parity.judge.result import Result
 from jax_attn.transfer import EMBEDDING, LAYOUTS, LINEAR, Layout, load
 
@@ -181,6 +181,32 @@ def test_that_proof_can_fail(forgotten, monkeypatch):
     pair = _attention()
     with pytest.raises(AssertionError, match="asked for 'near_decisions'"):
         check(pair.reference, pair.ports["right"], pair.inputs, **pair.options)
+
+
+def test_a_narrow_dtype_that_is_judged_again_is_asked_once_of_what_no_budget_changes(monkeypatch):
+    asked, pair = [], _narrow()
+    counted = [
+        probe._replace(
+            prepare=lambda prepared, probe=probe: asked.append(probe) or probe.prepare(prepared)
+        )
+        for probe in PROBES
+    ]
+    monkeypatch.setattr(checking, "PROBES", counted)
+    options = {**pair.options, "transforms": ("jit",)}
+    assert check(pair.reference, pair.ports["a slope below"], pair.inputs, **options).failures == ()
+    assert asked.count(PROBES[0]) == 1
+    assert [asked.count(probe) for probe in PROBES if probe.by_budget] == [2, 2]
+
+
+def test_other_inputs_are_asked_for_only_by_a_port_that_runs_eagerly(monkeypatch):
+    asked, (*_, probe) = [], OF_OTHER_INPUTS
+    counted = probe._replace(prepare=lambda prepared: asked.append(1) or probe.prepare(prepared))
+    monkeypatch.setattr(checking, "OF_OTHER_INPUTS", (counted,))
+    pair = _attention()
+    for transform, times in (("jit", 0), ("eager", 1)):
+        options = {**pair.options, "transforms": (transform,)}
+        check(pair.reference, pair.ports["right"], pair.inputs, **options)
+        assert len(asked) == times
 
 
 def test_what_is_asked_of_a_reference_is_asked_once(monkeypatch):

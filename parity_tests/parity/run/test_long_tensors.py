@@ -3,6 +3,7 @@
 import jax
 import pytest
 import torch
+from jax.sharding import AxisType
 
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.modes import long_tensors
@@ -65,6 +66,15 @@ def test_what_is_stored_is_as_by_numpy(precision, settings, monkeypatch):
             jax.config.update(name, value)
     expect_same(by_xla, by_numpy)
     assert (by_xla != x).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_a_mesh_that_is_set_is_not_for_it(axis_type, monkeypatch):
+    x, _ = numbers()
+    with jax.set_mesh(jax.make_mesh((2,), ("x",), axis_types=(axis_type,))):
+        by_xla, by_numpy = both(monkeypatch, "stored", "float32", x)
+        assert jax.sharding.get_mesh().size == 2
+    expect_same(by_xla, by_numpy)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -39,6 +39,7 @@ __all__ = ["DoubtsAndNotes", "try_canaries"]
 
 Part = Callable[[], DoubtsAndNotes]
 _AT_ONCE = 2
+"""Threads, each of which holds a run."""
 
 _DROWNED = Finding(
     "drowned",

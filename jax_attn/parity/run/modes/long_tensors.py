@@ -16,6 +16,8 @@ from jax import lax
 from jax_attn.parity.judge.budget import Precision
 from jax_attn.parity.run.modes.draws import GOLDEN, MIXED, PART, SCALE, SCALE_OF_PAIR, unused_bits
 
+_NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+
 
 @cache
 def _cpu() -> jax.Device | None:
@@ -50,8 +52,10 @@ def summed(
 
 
 def _on_cpu(fn: partial, key: int, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    # Settings for the user's own programs must not affect this one.
+    # Settings for the user's own programs must not affect this one: on a mesh, its result would lie
+    # on several devices.
     with (
+        jax.set_mesh(_NO_MESH),
         jax.enable_x64(True),
         jax.default_device(_cpu()),
         jax.disable_jit(False),

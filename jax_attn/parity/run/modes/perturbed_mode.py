@@ -93,9 +93,14 @@ def _divides(by: Any) -> bool:
 
 
 def _unwritten_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """Return float64 zeros that take memory only where written: few rows of a table are."""
-    size = math.prod(shape)
-    pages = mmap.mmap(-1, 8 * max(size, 1))
+    """Return float64 zeros that take memory only where written: few rows of a table are.
+
+    The allocator's zeros may lie in huge pages, of which each row takes a whole one.
+    """
+    size, private = math.prod(shape), getattr(mmap, "MAP_PRIVATE", 0)
+    # Shared pages, mmap's default, would take memory when they are read, too.
+    flags = {"flags": private | mmap.MAP_ANONYMOUS} if private else {}
+    pages = mmap.mmap(-1, 8 * max(size, 1), **flags)
     return torch.frombuffer(pages, dtype=torch.float64)[:size].view(shape)
 
 

@@ -112,7 +112,7 @@ class ProductErrors:
         errors = self._of_the_first(call)
         if errors is None:
             errors = _errors(name, a, b, totals, precision)
-            if self._known is None:
+            if self._known is None and self._room > 0:
                 self._keep(call, errors)
         if errors.squares is not None:
             self._batched[_places(errors.squares)] = errors.squares, a.shape[-1]

@@ -1,6 +1,5 @@
 """Detect a port that keeps its first outputs outside its Variables and returns them again."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,14 +37,12 @@ def other_inputs(prepared: Prepared) -> OtherInputs | None:
     return OtherInputs(reference.inputs, planted.kinds["output"])
 
 
-def kept_outputs(
-    others: OtherInputs | None, prepared: Prepared, port: Port, transforms: Sequence[str]
-) -> tuple[Finding, ...]:
+def kept_outputs(others: OtherInputs | None, prepared: Prepared, port: Port) -> tuple[Finding, ...]:
     """Return a failure if the port repeats its first outputs on inputs that change the reference's.
 
     Runs only eagerly: a compiled program keeps no outputs, and the operations are compiled already.
     """
-    if others is None or "eager" not in transforms:
+    if others is None:
         return ()
     exact = prepared.exact.kinds["output"]
     try:

@@ -72,7 +72,7 @@ def test_without_transformers_nothing_is_claimed(small, monkeypatch):
     assert done.exit_code == INCONCLUSIVE
     words = " ".join(done.output.split())
     assert f"transformers is not installed: {install_line('hf')}" in words
-    assert "--attention verifies the attention alone" in words
+    assert "--attention verifies only the attention" in words
 
 
 def test_more_than_memory_holds_is_refused_before_the_check(small, monkeypatch):

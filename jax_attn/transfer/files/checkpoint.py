@@ -172,7 +172,9 @@ def _load_folder(folder: Path, part: str | None) -> Checkpoint:
 
     for file in USUAL:
         if file in names:
-            checkpoint = load_checkpoint(folder / file, part=part)
+            path = folder / file
+            is_index = file.endswith(INDEX)
+            checkpoint = _load_index(path, part) if is_index else _joined(path, [path], part)
             read = {each.name for each in checkpoint.stamps}
             every = ending(_SAFETENSORS, _SAFETENSORS + INDEX)
             checkpoint.left_out = tuple(name for name in every if name not in read)

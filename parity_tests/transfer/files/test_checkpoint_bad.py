@@ -101,6 +101,16 @@ def folder_of(*content):
     return build
 
 
+def folder_in(name):
+    """A builder: a folder with another in it."""
+
+    def build(folder):
+        (folder / name).mkdir()
+        return folder
+
+    return build
+
+
 def beside(name, *content):
     """A builder: the same, and the path of one more name there."""
     return lambda folder: folder_of(*content)(folder) / name
@@ -136,6 +146,7 @@ BAD_PATHS = {
     "an empty folder": (folder_of(), "expected *.safetensors or *.bin in the folder, got []"),
     "other files in a folder": (folder_of(("config.json", {})), "got ['config.json']"),
     "a tensor in two files": (folder_of((X, GOOD), (Y, GOOD)), "in several, y.safetensors"),
+    "a folder of the usual name": (folder_in("model.safetensors"), "not a file"),
     "one shard cut": (folder_of((X, GOOD), (Y, GOOD[:-1])), "y.safetensors"),
     "shards without their index": (
         folder_of(("model-00001-of-00002.safetensors", GOOD)),

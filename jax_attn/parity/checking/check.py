@@ -144,9 +144,9 @@ def check(
 
 
 def prepare(reference: Reference, dtype: str, *, gradients: bool, seed: int) -> Prepared:
-    """Prepare the reference's side of a check; what it computes is computed when it is needed.
+    """Prepare the reference's side of a check; each part of it is computed when it is first needed.
 
-    Raises ValueError for a reference whose outputs cannot be compared, or are not the same twice.
+    Raises ValueError if the reference's outputs cannot be compared, or differ from call to call.
     """
     is_large = sum(p.numel() for p in reference.module.parameters()) > _LARGE
     prepared = Prepared(
@@ -179,7 +179,7 @@ fewer runs; in a narrow dtype, only budgets that allow for what JAX stores are d
 def judged(prepared: Prepared, side: PortSide) -> Result:
     """Judge a port by a prepared reference, and by what the probes find of it.
 
-    Raises ValueError where nothing but gradients fails, and the reference has none.
+    Raises ValueError if only gradients fail and no output of the reference has one.
     """
     result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
     if problems := gradient_problems(prepared, result):
@@ -188,7 +188,7 @@ def judged(prepared: Prepared, side: PortSide) -> Result:
 
 
 def _judged_by(prepared: Prepared, side: PortSide) -> Result:
-    """The result by the budgets of `prepared`: one of the two of a narrow dtype."""
+    """Judge a port by the budgets of `prepared`: one of the two that a narrow dtype has."""
     found = Findings.merged(probe.findings(prepared, side) for probe in PROBES)
     result = judge_port(
         prepared,

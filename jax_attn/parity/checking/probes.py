@@ -5,9 +5,11 @@ The first half asks the reference on its inputs, and returns plain arrays and te
 `complete` computes every answer, whichever port may follow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from jax_attn.parity.checking.arguments import has_gradient, input_doubts
 from jax_attn.parity.checking.canaries import try_canaries
@@ -23,9 +25,10 @@ from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.reference_errors import reference_errs
-from jax_attn.parity.checking.unreached import unreached
 from jax_attn.parity.checking.weights import WeightComparison, Weights, compare_weights
-from jax_attn.parity.judge.finding import Findings, StandingNote
+from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.compare import rms
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -107,7 +110,43 @@ def _unreached(_: None, prepared: Prepared, side: PortSide) -> Findings:
     kind = "gradient of parameter"
     exact = prepared.exact.kinds[kind]
     compared = {name: exact[name] for name in exact if name not in side.passed_over}
-    return Findings(notes=unreached(compared, prepared.budgets[kind]))
+    return Findings(notes=_notes_on_unreached(compared, prepared.budgets[kind]))
+
+
+def _notes_on_unreached(
+    gradients: Mapping[str, np.ndarray], budgets: Mapping[str, Budget]
+) -> tuple[Finding, ...]:
+    """Return notes on parameters whose gradient is zero, on these inputs or on any (key biases).
+
+    gradients: the oracle's gradients by name. For parameters with three or more axes, such as
+    stacked experts, slices along the first axis are examined too.
+    """
+    notes: list[Finding] = []
+    if zero := [name for whole, g in gradients.items() for name in _zero_parts(whole, g)]:
+        it, gradient = ("them", "gradients are") if len(zero) > 1 else ("it", "gradient is")
+        sentence = (
+            f"no input reaches {quoted(zero)}: the {gradient} zero everywhere, so a port with "
+            f"other numbers there may pass; to detect it, use inputs that are routed to {it}, "
+            "or several keys if a softmax has only one"
+        )
+        notes.append(Finding("unreached-weights", sentence))
+    if idle := [name for name, g in gradients.items() if g.any() and rms(g) <= budgets[name].zero]:
+        sentence = (
+            f"the gradient of {quoted(idle)} is zero up to rounding: no output depends on it, as "
+            "for a bias of keys"
+        )
+        notes.append(StandingNote("zero-gradient", sentence))
+    return tuple(notes)
+
+
+def _zero_parts(name: str, gradient: np.ndarray) -> Iterator[str]:
+    """Yield the parameter, or its slices, if their gradient is exactly zero."""
+    if not gradient.size:
+        return
+    if not gradient.any():
+        yield name
+    elif gradient.ndim >= 3:
+        yield from (f"{name}[{i}]" for i, part in enumerate(gradient) if not part.any())
 
 
 _AS_JAX = (

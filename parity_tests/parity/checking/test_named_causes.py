@@ -12,8 +12,8 @@ from flax import nnx
 from helpers.parity.findings import kinds, sentences
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.canaries import try_canaries
+from jax_attn.parity.checking.judging import not_finite_under_some
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.repeats import not_finite_under_some
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import EMBEDDING, LINEAR, load

@@ -1,6 +1,6 @@
 """Find parameters that no output depends on, such as experts that no input is routed to.
 
-If gradients are compared, they show these parameters (`checking.unreached`); otherwise a forward
+If gradients are compared, they show these parameters (`checking.probes`); otherwise a forward
 pass does.
 """
 

@@ -23,6 +23,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
+from jax_attn.training.bugs import RecipeBug, recipe_bugs
 from jax_attn.training.port_loop import PortLoop
 from jax_attn.training.reference_training import (
     ReferenceTraining,
@@ -30,7 +31,6 @@ from jax_attn.training.reference_training import (
     compared,
 )
 from jax_attn.training.runs import Label, Replay, master_dtype
-from jax_attn.training.variants import RecipeVariant, variants
 
 _NEAR = 0.01
 """A recipe is rejected without a budget if a tensor is off by more than this part of its norm."""
@@ -122,9 +122,9 @@ def _causes(
         ours = port.replay(tx, gradients, loop.recipe.accumulate)
     groups = loop.recipe.optimizer(copy.deepcopy(loop.module)).param_groups
     factor = _factor(ours.moved[1], reference.replays.exact.moved[1])
-    for variant in variants(loop.recipe, groups, factor):
-        if _gives(reference, variant, ours):
-            yield variant.says
+    for bug in recipe_bugs(loop.recipe, groups, factor):
+        if _gives(reference, bug, ours):
+            yield bug.says
             return
 
 
@@ -135,11 +135,11 @@ def _factor(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) ->
     return product / square if square else 1.0
 
 
-def _gives(reference: ReferenceTraining, variant: RecipeVariant, ours: Replay) -> bool:
+def _gives(reference: ReferenceTraining, bug: RecipeBug, ours: Replay) -> bool:
     """Return whether another recipe gives the reference the port's updates and state."""
 
     def replay(seed: int | None) -> Replay:
-        return replace(reference.loop, recipe=variant.recipe).replay(reference.gradients, seed)
+        return replace(reference.loop, recipe=bug.recipe).replay(reference.gradients, seed)
 
     try:
         exact = replay(0)

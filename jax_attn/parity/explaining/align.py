@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_attn.parity.bugs.views import View, views
 from jax_attn.parity.explaining.taps.tap import Tap
-from jax_attn.parity.explaining.views import View, views
 
 _FLOAT32, _TINY = 2.0**-24, 2.0**-126
 _SMALLER = 0.1

@@ -4,6 +4,7 @@ A cause is confirmed if the reference with this change computes the port's own n
 region's wrong tensor, within rounding. Nothing is claimed that was not run.
 """
 
+import contextlib
 import math
 import time
 from collections import defaultdict
@@ -16,25 +17,27 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
+from jax_attn.parity.bugs.bug import PRODUCTS, Bug, Call
+from jax_attn.parity.bugs.catalogue import bugs_of
+from jax_attn.parity.bugs.general import scales
+from jax_attn.parity.bugs.heads import fitted_base, fitted_order
+from jax_attn.parity.bugs.masks import fitted_mask
+from jax_attn.parity.bugs.planting import planting, run_planted, unchanged
 from jax_attn.parity.explaining.align import APART, Aligner, Order
 from jax_attn.parity.explaining.cause import Cause
 from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.taps.tap import Tap, ancestors
 from jax_attn.parity.explaining.taps.tapping import Tapping
-from jax_attn.parity.explaining.variants.catalogue import variants_of
-from jax_attn.parity.explaining.variants.general import scales, skips, wirings
-from jax_attn.parity.explaining.variants.heads import fitted_base, fitted_order
-from jax_attn.parity.explaining.variants.masks import fitted_mask
-from jax_attn.parity.explaining.variants.variant import PRODUCTS, Call, Variant
+from jax_attn.parity.explaining.wirings import skips, wirings
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.parity.run.modes.constants import tensors_of
 from jax_attn.parity.run.modes.float64_mode import Unperturbed
 from jax_attn.parity.run.reference import Reference
 
 _MOST_SITES = 48
-"""The number of operations before a wrong tensor, the last first, whose variants are tried."""
+"""The number of operations before a wrong tensor, the last first, whose bugs are tried."""
 _PART = 0.5
-"""The smallest share of an error for which a variant that explains only a part is reported."""
+"""The smallest share of an error for which a bug that explains only a part is reported."""
 
 
 def find_causes(
@@ -98,14 +101,14 @@ class _PartsToo(Unperturbed):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-class _Varied(Tapping, _PartsToo):
+class _Planted(Tapping, _PartsToo):
     """Float64 mode in which some calls are changed, by the index of the tap that each computes."""
 
     def begin(
         self,
         parameters: Mapping[str, torch.Tensor],
         last: int,
-        changes: Mapping[int, Variant],
+        changes: Mapping[int, Bug],
         held: Mapping[int, Tap],
     ) -> None:
         """Prepare for a run.
@@ -127,13 +130,9 @@ class _Varied(Tapping, _PartsToo):
         return result
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        def right(*args: Any, **kwargs: Any) -> Any:
-            return super(_Varied, self).compute(func, args, kwargs)
-
-        name = func.overloadpacket.__name__
         call = Call(
-            name,
-            right,
+            func.overloadpacket.__name__,
+            unchanged(super().compute, func),
             args,
             kwargs,
             self._leaves(args),
@@ -147,10 +146,9 @@ class _Varied(Tapping, _PartsToo):
 
     def changed(self, here: range, call: Call, result: Any) -> Any:
         """Return the result that replaces a call's own. here: the indices of its taps."""
-        if (
-            variant := next((self._changes[i] for i in here if i in self._changes), None)
-        ) is not None:
-            changed = variant.change(call)
+        if (bug := next((self._changes[i] for i in here if i in self._changes), None)) is not None:
+            with planting(call):
+                changed = bug.change(call)
             is_one = isinstance(result, torch.Tensor) and result.shape == changed.shape
             return _laid_out(changed, result) if is_one else changed
         if (held := self._held.get(here[0])) is not None and isinstance(result, torch.Tensor):
@@ -174,22 +172,23 @@ def _laid_out(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like, dtype=x.dtype).copy_(x)
 
 
-class _Scout(_Varied):
-    """An unchanged run that collects the variants of the calls at given sites."""
+class _Scout(_Planted):
+    """An unchanged run that collects the bugs of the calls at given sites."""
 
     def look(self, sites: Sequence[int], others: "_Others") -> None:
         """Set the sites. others: maps a site to tensors that the port may read instead."""
         self._sites, self._others = frozenset(sites), others
-        self.variants: dict[int, tuple[Variant, ...]] = {}
-        self.skips: dict[int, tuple[Variant, ...]] = {}
-        self.wirings: dict[int, tuple[Variant, ...]] = {}
+        self.bugs: dict[int, tuple[Bug, ...]] = {}
+        self.skips: dict[int, tuple[Bug, ...]] = {}
+        self.wirings: dict[int, tuple[Bug, ...]] = {}
 
     def changed(self, here: range, call: Call, result: Any) -> Any:
         if (site := next((i for i in reversed(here) if i in self._sites), None)) is not None:
             others = self._others(site)
-            self.variants[site] = tuple(variants_of(call))
-            self.skips[site] = tuple(skips(call, others))
-            self.wirings[site] = tuple(wirings(call, [tap for _, tap in others]))
+            with planting(call):
+                self.bugs[site] = tuple(bugs_of(call))
+                self.skips[site] = tuple(skips(call, others))
+                self.wirings[site] = tuple(wirings(call, [tap for _, tap in others]))
         return super().changed(here, call, result)
 
 
@@ -221,26 +220,26 @@ class _Trials:
         self._before = _nearest(self._orders(aligner.taps))
 
     def catalogued(self) -> Iterator[_Tried]:
-        """Try every variant at each single site, then each variant at all its sites together."""
-        by_name: dict[str, dict[int, Variant]] = defaultdict(dict)
+        """Try every bug at each single site, then each bug at all its sites together."""
+        by_name: dict[str, dict[int, Bug]] = defaultdict(dict)
         for site in self._sites:
-            for variant in (*self._fitted(site), *self._scout.variants.get(site, ())):
-                if variant.value is None:
-                    by_name[variant.name].setdefault(site, variant)
-                yield self._tried(site, variant, {site: variant})
-            for variant in self._scout.skips.get(site, ()):
-                yield self._tried(site, variant, {site: variant})
-        for variants in by_name.values():
-            if len(variants) > 1:
-                site, variant = next(iter(variants.items()))
-                yield self._tried(site, variant, variants)
+            for bug in (*self._fitted(site), *self._scout.bugs.get(site, ())):
+                if bug.value is None:
+                    by_name[bug.name].setdefault(site, bug)
+                yield self._tried(site, bug, {site: bug})
+            for bug in self._scout.skips.get(site, ()):
+                yield self._tried(site, bug, {site: bug})
+        for bugs in by_name.values():
+            if len(bugs) > 1:
+                site, bug = next(iter(bugs.items()))
+                yield self._tried(site, bug, bugs)
 
     def wirings(self) -> Iterator[_Tried]:
         """Try another tensor in place of each one that the reference reads."""
         yield from self._swaps()
         for site in self._sites:
-            for variant in self._scout.wirings.get(site, ()):
-                yield self._tried(site, variant, {site: variant})
+            for bug in self._scout.wirings.get(site, ()):
+                yield self._tried(site, bug, {site: bug})
 
     @cached_property
     def _scout(self) -> "_Scout":
@@ -293,11 +292,11 @@ class _Trials:
         for a, b in combinations(matched, 2):
             if a.shape == b.shape:
                 says = f"the results of {a} and {b} exchanged"
-                variant = Variant("packed order (exchanged)", says, Call.result)
-                yield self._tried(a.index, variant, {}, {a.index: b, b.index: a})
+                bug = Bug("packed order (exchanged)", says, Call.result)
+                yield self._tried(a.index, bug, {}, {a.index: b, b.index: a})
 
-    def _fitted(self, site: int) -> Iterator[Variant]:
-        """Yield variants fitted to the port's own numbers: a base, an order, a mask, a scale."""
+    def _fitted(self, site: int) -> Iterator[Bug]:
+        """Yield bugs fitted to the port's own numbers: a base, an order, a mask, a scale."""
         wrong = self._region.first_wrong
         if site != wrong.theirs.index:
             return
@@ -319,38 +318,34 @@ class _Trials:
     def _tried(
         self,
         site: int,
-        variant: Variant,
-        changes: Mapping[int, Variant],
+        bug: Bug,
+        changes: Mapping[int, Bug],
         held: Mapping[int, Tap] | None = None,
     ) -> _Tried:
-        mode = _Varied()
+        mode = _Planted()
         is_run = self._run(mode, changes, held or {})
-        orders = self._orders(mode.taps, variant.unit) if is_run else None
+        orders = self._orders(mode.taps, bug.unit) if is_run else None
         distances = _nearest(orders) if orders else self._before
         shares = (
             1 - d / before for d, before in zip(distances, self._before, strict=True) if before
         )
         cause = Cause(
-            variant.name,
+            bug.name,
             self._aligner.taps[site],
-            variant.says,
-            variant.value,
+            bug.says,
+            bug.value,
             min(distances) <= APART,
             float(np.clip(np.nan_to_num(max(shares, default=0.0)), 0.0, 1.0)),
         )
         given = {is_plain for d, is_plain in orders[0] if d <= APART} if orders else set()
         return _Tried(cause, 2 if True in given else len(given))
 
-    def _run(self, mode: _Varied, changes: Mapping[int, Variant], held: Mapping[int, Tap]) -> bool:
+    def _run(self, mode: _Planted, changes: Mapping[int, Bug], held: Mapping[int, Tap]) -> bool:
         """Run up to the wrong tensors; return whether the same operations reached them."""
         mode.begin(self._parameters, max(self._targets), changes, {**self._matched, **held})
-        try:
-            with np.errstate(all="ignore"):
-                self._reference.under(mode, self._cotangents)
-        except _Reached:
-            pass
-        except Exception:  # the module itself raises on this change
-            return False
+        with np.errstate(all="ignore"), contextlib.suppress(_Reached):
+            if run_planted(self._reference, mode, self._cotangents) is None:
+                return False
         return len(mode.taps) > max(self._targets) and all(
             mode.taps[i].op == self._aligner.taps[i].op
             and mode.taps[i].value.size == self._aligner.taps[i].value.size
@@ -368,7 +363,7 @@ class _Trials:
 
         For each order of its axes there is the distance, and whether that order is plain.
 
-        unit: as in `Variant`.
+        unit: as in `Bug`.
         """
         return [
             [

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from jax_attn.parity.bugs.views import views
 from jax_attn.parity.explaining.align import difference
 from jax_attn.parity.explaining.region import Pair, Region, Wrong
 from jax_attn.parity.explaining.taps.jax_taps import JaxRun
@@ -23,7 +24,6 @@ from jax_attn.parity.explaining.taps.recording import UnwrittenError, written
 from jax_attn.parity.explaining.taps.tap import Tap, ancestors, numbers_of
 from jax_attn.parity.explaining.taps.tapping import seen
 from jax_attn.parity.explaining.taps.torch_taps import TorchTaps
-from jax_attn.parity.explaining.views import views
 
 _FEW = 16
 """Arrays of at most this size are written out; arrays of at most this many different numbers, such

@@ -75,7 +75,7 @@ KINDS = MappingProxyType(
         "mixed-heads": "exchanging queries and heads would not show",
         "scale": "a wrong scale of the scores would not show",
         "stopped-gradient": "a gradient stopped at the scores would not show",
-        "softmax-not-tried": "the reference raises when a bug is planted in its softmaxes",
+        "bug-not-tried": "the reference raises an error when a bug is planted in it",
         "softmax-unused": "no output depends on the weights of a softmax",
         "few-tried": "a bug was tried in only some of many places",
         "softcap": "a wrong softcap would not show",

@@ -196,6 +196,7 @@ class Reference:
 
     def _under(self, mode: Float64, cotangents: Arrays, *, again: bool) -> Run:
         module, mode.dtype = self._copies.wide(), self._dtype
+        mode.run_on(module)
         runs = mode.runs if isinstance(mode, Perturbed) else None
         if runs is not None:
             lift_buffers(module, runs)

@@ -17,7 +17,7 @@ import torch
 
 from jax_attn.attention.dispatch import KERNELS, Kernel
 from jax_attn.attention.kernels.tile import Tiles
-from jax_attn.parity.checking.canaries import softmax_bugs
+from jax_attn.parity.bugs import softmax
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import Weights, compare_weights
@@ -175,12 +175,7 @@ def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepa
 # --- power ----------------------------------------------------------------------------------------
 
 
-PLANTED: dict[str, tuple[softmax_bugs.SoftmaxBug, Any]] = {
-    "scale 1% too large": (softmax_bugs.scaled(1.01), softmax_bugs.FORWARD),
-    "mask ignored": (softmax_bugs.unmasked, softmax_bugs.FORWARD),
-    "probabilities in bfloat16": (softmax_bugs.narrow, softmax_bugs.FORWARD),
-    "gradient stopped at the scores": (softmax_bugs.stopped, softmax_bugs.BACKWARD),
-}
+PLANTED = (softmax.SCALE, softmax.UNMASKED, softmax.NARROW, softmax.STOPPED)
 
 
 def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
@@ -188,10 +183,8 @@ def planted(prepared: Prepared) -> Iterator[tuple[str, bool]]:
 
     A wrong softmax is looked for only in the outputs, a stopped gradient also in the gradients.
     """
-    for name, (bug, operators) in PLANTED.items():
-        mode = softmax_bugs.BuggySoftmax(bug, operators)
-        run = prepared.reference.under(
-            mode, {} if operators is softmax_bugs.FORWARD else prepared.cotangents
-        )
+    for bug in PLANTED:
+        mode = bug.planted()
+        run = prepared.reference.under(mode, prepared.cotangents if bug.is_backward else {})
         if mode.planted:
-            yield name, prepared.would_fail(run)
+            yield bug.name, prepared.would_fail(run)

@@ -6,6 +6,8 @@ from functools import partial
 import numpy as np
 import torch
 
+from jax_attn.parity.bugs import softmax
+from jax_attn.parity.bugs.heads import tiled
 from jax_attn.selfcheck.oracle import Norm, Turn
 from jax_attn.selfcheck.power import claims, plants
 from jax_attn.selfcheck.power.bug import Bug
@@ -30,41 +32,39 @@ _PIECES = ("gqa/cached", "causal")
 BUGS: dict[str, Bug] = {
     # Masks.
     "mask polarity": Bug(
-        plants.masked(np.logical_not),
+        plants.hiding("mask (polarity)"),
         ("gqa", "per_head"),
         lambda c, p, u: p.allowed is not None and c.mask != "padding",
     ),
     "padding polarity": Bug(
-        plants.masked(np.logical_not), ("torch_mha", "padding"), claims.any_mask("padding")
+        plants.hiding("mask (polarity)"), ("torch_mha", "padding"), claims.any_mask("padding")
     ),
-    "mask ignored": Bug(
-        plants.masked(lambda allowed: None), ("masked_mha", "per_head"), claims.hides
-    ),
+    "mask ignored": Bug(plants.hiding("mask (ignored)"), ("masked_mha", "per_head"), claims.hides),
     "attention and padding masks or-ed": Bug(
-        plants.masked(plants.causal_or_padding),
+        plants.hiding("mask (padding or causal)"),
         ("gqa", "causal_padding"),
         lambda c, p, u: c.mask == "causal_padding" and 1 < c.size.T == c.size.S,
     ),
     "mask off by one key": Bug(
-        plants.masked(plants.later),
+        plants.hiding("mask (one key later)"),
         ("gqa", "window"),
         claims.several_and(claims.any_mask("causal", "window", "sliding")),
     ),
     "causal: the next key too": Bug(
-        plants.masked(partial(plants.longer, towards=1)), ("weights_mha", "causal"), _CAUSAL
+        plants.hiding("causal (the next key too)"), ("weights_mha", "causal"), _CAUSAL
     ),
     "causal: not the own key": Bug(
-        plants.masked(plants.without_itself),
+        plants.hiding("causal (not the own key)"),
         ("torch_mha", "causal"),
         claims.any_mask("causal", "sliding"),
     ),
     "causal: the other corner": Bug(
-        plants.masked(plants.other_corner),
+        plants.hiding("causal (the other corner)"),
         ("gqa", "causal"),
         lambda c, p, u: c.mask == "causal" and c.size.T != c.size.S,
     ),
     "window one key longer": Bug(
-        plants.masked(partial(plants.longer, towards=-1)), ("gqa", "sliding"), _BAND
+        plants.hiding("window (one key longer)"), ("gqa", "sliding"), _BAND
     ),
     "the past ignored": Bug(
         plants.masked(plants.own_piece),
@@ -130,7 +130,7 @@ BUGS: dict[str, Bug] = {
     ),
     # Heads.
     "heads tiled instead of repeated": Bug(
-        {"shared": lambda right, p, x: x.repeat(1, p.num_heads // p.num_kv_heads, 1, 1)},
+        {"shared": lambda right, p, x: tiled(p.num_heads // p.num_kv_heads, right(p, x))},
         _NONE,
         claims.grouped,
     ),
@@ -166,8 +166,10 @@ BUGS: dict[str, Bug] = {
     ),
     "scale twice": Bug(plants.scaled(lambda p, s: s * s), _PLAIN, claims.several),
     "no scale": Bug(plants.scaled(lambda p, s: 1.0), _PLAIN, claims.several),
-    "softmax over the queries": Bug(
-        {"softmax": lambda right, p, s: right(p, s.mT).mT}, _PLAIN, lambda c, p, u: c.size.T > 1
+    softmax.OVER_QUERIES.name: Bug(
+        {"softmax": lambda right, p, s: softmax.over_queries(s, -1)},
+        _PLAIN,
+        lambda c, p, u: c.size.T > 1,
     ),
     "softmax with 1 more below": Bug({"softmax": plants.plus_one}, _PLAIN, claims.always),
     "softcap ignored": Bug(

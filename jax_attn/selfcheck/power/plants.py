@@ -9,6 +9,7 @@ from torch import Tensor
 
 from jax_attn.attention.kernels.tile_sizes import KEYS
 from jax_attn.attention.kv_cache import PageSizes
+from jax_attn.parity.bugs.masks import HIDDEN
 from jax_attn.selfcheck.matrix.cached_calls import pieces
 from jax_attn.selfcheck.power.mutable_attention import Plants, TensorProblem
 
@@ -20,42 +21,15 @@ def changed_problem(change: Change) -> Plants:
     return {"problem": lambda right, p: change(right(p))}
 
 
-def masked(change: Callable[[np.ndarray], np.ndarray | None]) -> Plants:
+def masked(change: Callable[[np.ndarray], np.ndarray]) -> Plants:
+    """Give the port another mask. change: of a copy of what queries may attend to."""
     return changed_problem(lambda p: replace(p, allowed=change(np.array(p.allowed))))
 
 
-def later(allowed: np.ndarray) -> np.ndarray:
-    """Move what each query sees one key to the right."""
-    allowed[..., 1:] = allowed[..., :-1].copy()
-    return allowed
-
-
-def longer(allowed: np.ndarray, towards: int) -> np.ndarray:
-    """Let each query see one key more, to the left (-1) or the right (1) of the others."""
-    return allowed | beside(allowed, towards)
-
-
-def beside(allowed: np.ndarray, towards: int) -> np.ndarray:
-    moved = np.zeros_like(allowed)
-    if towards > 0:
-        moved[..., 1:] = allowed[..., :-1]
-    else:
-        moved[..., :-1] = allowed[..., 1:]
-    return moved
-
-
-def without_itself(allowed: np.ndarray) -> np.ndarray:
-    return allowed & (np.eye(*allowed.shape[-2:]) == 0)
-
-
-def other_corner(allowed: np.ndarray) -> np.ndarray:
-    T, S = allowed.shape[-2:]
-    return np.tri(T, S, S - T) == 1
-
-
-def causal_or_padding(allowed: np.ndarray) -> np.ndarray:
-    """Combine a causal mask and lengths by "or": the last query sees all real keys."""
-    return (np.tri(*allowed.shape[-2:]) == 1) | allowed[..., -1:, :]
+def hiding(name: str) -> Plants:
+    """Give the port a mask as the catalogue changes it. name: a key of `bugs.masks.HIDDEN`."""
+    _, change = HIDDEN[name]
+    return masked(lambda allowed: ~change(torch.tensor(~allowed)).numpy())
 
 
 def own_piece(allowed: np.ndarray) -> np.ndarray:

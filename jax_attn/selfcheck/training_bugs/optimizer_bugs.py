@@ -12,6 +12,7 @@ import optax
 import torch
 
 from jax_attn.selfcheck.training_bugs.cases import STEPS, TRAINING_CASES, layers, reference_training
+from jax_attn.training.bugs import with_options
 from jax_attn.training.optimizers import terms
 from jax_attn.training.optimizers.optax_like import learning_rates, looked_up
 from jax_attn.training.optimizers.terms import Tree
@@ -37,10 +38,7 @@ def _with(case: str, **changed: Any) -> OptimizerBug:
     """Return the bug of the case's optimizer with other options."""
 
     def make() -> optax.GradientTransformation:
-        recipe = TRAINING_CASES[case].recipe
-        fields = {name: value for name, value in changed.items() if hasattr(recipe, name)}
-        options = {name: value for name, value in changed.items() if name not in fields}
-        return _like(case, replace(recipe, **fields).with_options(**options))
+        return _like(case, with_options(TRAINING_CASES[case].recipe, **changed))
 
     return OptimizerBug(case, make)
 

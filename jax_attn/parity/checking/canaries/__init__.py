@@ -14,6 +14,7 @@ from itertools import chain
 
 import torch
 
+from jax_attn.parity.bugs.planting import Watched, run_planted
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
 from jax_attn.parity.checking.canaries.data.batches import try_batches
@@ -28,7 +29,6 @@ from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.masks import try_masks
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
-from jax_attn.parity.checking.canaries.watched import Watched, run_placed
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
@@ -53,7 +53,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     facts, tanhs = AttentionFacts(prepared.dtype), Tanhs()
     branches, by_masks = Branches(), Branches(OF_MASKS)
     begun = time.perf_counter()
-    run_placed(prepared.reference, Watched([facts, tanhs, branches]))
+    run_planted(prepared.reference, Watched(facts, tanhs, branches))
     is_long = time.perf_counter() - begun >= LONG
     of_masks = try_masks(prepared, facts, by_masks)  # fills by_masks, which others read
     others: tuple[Part, ...] = (

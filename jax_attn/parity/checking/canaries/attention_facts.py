@@ -5,32 +5,28 @@ from typing import NamedTuple
 
 import torch
 
-from jax_attn.parity.checking.canaries.findings import DRAWN
-from jax_attn.parity.checking.canaries.places import Place, Placed
-from jax_attn.parity.checking.canaries.softmax_bugs import FORWARD
+from jax_attn.parity.bugs.bug import HIDES, Call, Site
+from jax_attn.parity.bugs.softmax import DRAWN, FORWARD
 from jax_attn.parity.judge.budget import PRECISIONS
-from jax_attn.parity.run.modes.constants import Kwargs
 
-# A number this low, added to a score or put in its place, hides the key.
-HIDES = -1e3
-# The share of rows for which a fact must hold to count as the cause.
+# The share of rows for which a fact must hold to count as what hides bugs.
 NEARLY_ALL = 0.9
 
 
-class Cause(NamedTuple):
-    """The reason why a bug of scores or weights stays hidden, and inputs that reveal it."""
+class Hiding(NamedTuple):
+    """Why bugs of scores or weights stay hidden, and inputs that reveal them."""
 
     reason: str
     remedy: str
 
 
-SINGLE = Cause("each query sees a single key", "several keys")
-SATURATED = Cause(
+SINGLE = Hiding("each query sees a single key", "several keys")
+SATURATED = Hiding(
     "the softmax is saturated, with all of a query's weight on one key",
     "smaller scores, by smaller inputs or weights",
 )
-ALIKE = Cause("the scores hardly differ from key to key", DRAWN)
-FAINT = Cause(
+ALIKE = Hiding("the scores hardly differ from key to key", DRAWN)
+FAINT = Hiding(
     "the values hardly differ from key to key, or their part of the outputs is small", DRAWN
 )
 
@@ -49,10 +45,10 @@ class AttentionFacts:
         self.longest = 0
         self.hides = self.hides_first = self.empties = False
         self._store = PRECISIONS[dtype].store
-        self._rows: dict[Place, torch.Tensor] = {}  # counts: all, single, saturated, alike
+        self._rows: dict[Site | None, torch.Tensor] = {}  # counts: all, single, saturated, alike
 
-    def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
-        scores, axis = args[0].double(), args[1]
+    def look(self, call: Call) -> None:
+        scores, axis = call.args[0].double(), call.args[1]
         if not scores.numel() or not scores.ndim:
             return
         self.longest = max(self.longest, scores.shape[axis])
@@ -68,18 +64,15 @@ class AttentionFacts:
         alike = (keys > 1) & (largest * keys <= 1 + 2.0**-10)
         rows = (keys > 0, single, saturated & ~single, alike)
         counts = torch.stack([x.sum() for x in rows])
-        self._rows[place] = self._rows.get(place, 0) + counts
+        self._rows[call.site] = self._rows.get(call.site, 0) + counts
 
-    def cause(self, places: Iterable[int] | None = None) -> Cause:
-        """Return the cause that holds for nearly all rows, else FAINT.
-
-        places: indices of softmaxes, in the order met; None means all."""
-        counts = list(self._rows.values())
-        chosen = [counts[place] for place in places] if places is not None else counts
+    def hiding(self, sites: Iterable[Site] | None = None) -> Hiding:
+        """Return what hides bugs in nearly all rows of some softmaxes, or of all; else FAINT."""
+        chosen = [self._rows[site] for site in (self._rows if sites is None else sites)]
         rows, single, saturated, alike = torch.stack(chosen).sum(0).tolist()
-        for cause, count in ((SINGLE, single), (SATURATED, saturated), (ALIKE, alike)):
+        for hiding, count in ((SINGLE, single), (SATURATED, saturated), (ALIKE, alike)):
             if count >= NEARLY_ALL * rows:
-                return cause
+                return hiding
         return FAINT
 
 

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jax_attn.parity.checking.canaries.attention_facts import HIDES
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.places import Place, Placed
-from jax_attn.parity.checking.canaries.watched import inside
+from jax_attn.parity.bugs.bug import HIDES, Call, Site
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, inside
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import joined
-from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.modes.lines import calling_line
 
 
@@ -249,14 +246,14 @@ class Branches:
 
     def __init__(self, operators: Collection[str] = tuple(_SIDES)):
         self.operators = operators
-        self.acts: dict[tuple[str, int, Side], bool] = {}  # by path, n-th of its kind, side
-        self._lines: dict[tuple[str, int, Side], str] = {}
+        self.acts: dict[tuple[Site | None, Side], bool] = {}
+        self._lines: dict[tuple[Site | None, Side], str] = {}
 
-    def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
-        if name == "where" and len(args) < 2:
+    def look(self, call: Call) -> None:
+        if call.name == "where" and len(call.args) < 2:
             return  # the indices of what is true
-        for side, acts in _SIDES[name](*args, **kwargs):
-            key = mode.name(place), place.nth, side
+        for side, acts in _SIDES[call.name](*call.args, **call.kwargs):
+            key = call.site, side
             if key not in self.acts:
                 self._lines[key] = calling_line()
             self.acts[key] = self.acts.get(key, False) or acts
@@ -265,9 +262,9 @@ class Branches:
         """Note the sides that never act. by_masks: the branches in runs with other masks."""
         idle: dict[Side, list[tuple[str, str]]] = {}
         for key, acts in self.acts.items():
-            path, _, side = key
+            site, side = key
             if not acts and not by_masks.acts.get(key):
-                idle.setdefault(side, []).append((path, self._lines[key]))
+                idle.setdefault(side, []).append(((site and site.path) or "", self._lines[key]))
         notes = [
             (StandingNote if side.standing else Finding)(
                 "idle-branch",

@@ -4,16 +4,16 @@ Norms get another default epsilon; denominators get none.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes
-from jax_attn.parity.checking.canaries.places import Placed
-from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
+from jax_attn.parity.bugs.bug import Bug, Call, Site, arguments, is_number
+from jax_attn.parity.bugs.planting import Planted, run_planted
+from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes, inside, not_tried
+from jax_attn.parity.checking.canaries.seen import is_seen
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.finding import Finding, StandingNote
@@ -26,6 +26,7 @@ _NORMS = {
     "native_group_norm": 7,
     "native_layer_norm": 4,
 }
+_ROOTS = ("rsqrt", "sqrt", "pow")
 # The root of a sum with a second term this small belongs to a norm that is written out.
 _LARGEST = 1e-3
 _MARK = "_epsilon_added"
@@ -44,15 +45,7 @@ def _other(epsilon: float) -> float:
     return _TORCH if epsilon <= _FLAX else _FLAX
 
 
-def _root(name: str, args: tuple) -> bool:
-    return name in ("rsqrt", "sqrt") or (name == "pow" and args[1] in (0.5, -0.5))
-
-
-Norm = tuple[str, int]
-"""The path of a module, and the index of a norm in its call."""
-
-
-class _Epsilons(Placed):
+class _Epsilons(Planted):
     """Float64 in which a sum keeps an epsilon that is its second term as an attribute."""
 
     def __torch_dispatch__(
@@ -65,59 +58,33 @@ class _Epsilons(Placed):
         return result
 
 
-class _OtherEpsilons(_Epsilons):
-    """Float64 with another epsilon in every norm, or in only one.
-
-    norms: for each norm, its epsilon, and the largest relative change of its result by the other
-    epsilon.
-    """
-
-    def __init__(self, alone: Norm | None = None) -> None:
-        super().__init__()
-        self._alone = alone
-        self.norms: dict[Norm, tuple[float, float]] = {}
-
-    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        right = super().compute(func, args, kwargs)
-        name = func.overloadpacket.__name__
-        if _root(name, args):
-            epsilon = getattr(args[0], _MARK, None)
-            wrong_args = (args[0] + (_other(epsilon) - epsilon), *args[1:]) if epsilon else ()
-        else:
-            at = _NORMS.get(name, len(args))
-            epsilon = args[at] if at < len(args) else None
-            wrong_args = (*args[:at], _other(epsilon), *args[at + 1 :]) if epsilon else ()
-        if not epsilon:
-            return right
-        place = self.place_met("norm")
-        norm = self.name(place), place.nth
-        if self._alone not in (None, norm):
-            return right
-        wrong = super().compute(func, wrong_args, kwargs)
-        self._note(norm, epsilon, *(x[0] if isinstance(x, tuple) else x for x in (right, wrong)))
-        return wrong
-
-    def _note(self, norm: Norm, epsilon: float, right: torch.Tensor, wrong: torch.Tensor) -> None:
-        rms = float(right.square().mean().sqrt())
-        moved = float((wrong - right).square().mean().sqrt()) / rms if rms > 0 else 0.0
-        _, before = self.norms.get(norm, (epsilon, 0.0))
-        self.norms[norm] = epsilon, max(moved, before)
+def _other_epsilon(call: Call) -> Bug | None:
+    """Return the bug of a norm's call that has another default epsilon."""
+    if call.name in _NORMS:
+        at = _NORMS[call.name]
+        epsilon = call.args[at] if at < len(call.args) else None
+        wrong = epsilon and _other(epsilon)
+    else:
+        power = call.args[1] if call.name == "pow" else 0.5
+        is_root = is_number(power) and abs(float(power)) == 0.5
+        at, epsilon = 0, getattr(call.args[0], _MARK, None) if is_root else None
+        wrong = epsilon and call.args[0] + (_other(epsilon) - epsilon)
+    if not epsilon:
+        return None
+    return Bug("epsilon", "another epsilon", arguments({at: wrong}), epsilon)
 
 
-class _NoEpsilons(_Epsilons):
-    """Float64 without the epsilons of denominators. paths: epsilon -> the paths of its modules."""
+def _no_epsilon(call: Call) -> Bug | None:
+    """Return the bug of a quotient whose denominator lacks its epsilon."""
+    at = _DIVISORS[call.name]
+    epsilon = getattr(call.args[at], _MARK, None) if at < len(call.args) else None
+    if not epsilon:
+        return None
+    return Bug("epsilon", "no epsilon", arguments({at: call.args[at] - epsilon}), epsilon)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.paths: dict[float, list[str]] = {}
 
-    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        name = func.overloadpacket.__name__
-        at = _DIVISORS.get(name, len(args))
-        if at < len(args) and (epsilon := getattr(args[at], _MARK, None)):
-            self.paths.setdefault(epsilon, []).append(self.name(self.place_met(name)))
-            args = (*args[:at], args[at] - epsilon, *args[at + 1 :])
-        return super().compute(func, args, kwargs)
+_other_epsilons: Callable[..., Planted] = partial(_Epsilons, (*_NORMS, *_ROOTS), _other_epsilon)
+_no_epsilons: Callable[..., Planted] = partial(_Epsilons, tuple(_DIVISORS), _no_epsilon)
 
 
 def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
@@ -128,28 +95,34 @@ def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
 
 
 def _of_norms(prepared: Prepared) -> Iterator[Finding]:
-    mode = _OtherEpsilons()
-    run = run_placed(prepared.reference, mode)
-    if run is None or not mode.norms:
+    mode = _other_epsilons()
+    run = run_planted(prepared.reference, mode)
+    if not mode.effects:
+        return
+    seen = run and (prepared.would_fail(run) or is_seen(prepared, _other_epsilons))
+    if seen is None:
+        yield not_tried(f"a wrong epsilon of a norm{inside([site.path for site in mode.effects])}")
         return
     roundoff = PRECISIONS[prepared.dtype].store
-    seen = prepared.would_fail(run) or is_seen(prepared, _OtherEpsilons)
-    hidden: dict[float, list[tuple[str, float]]] = {}
-    shown: dict[Norm, float] = {}
-    for norm, (epsilon, moved) in mode.norms.items():
+    hidden: dict[float, list[tuple[str | None, float]]] = {}
+    shown: dict[Site, float] = {}
+    for site, (epsilon, moved) in mode.effects.items():
         if moved < roundoff or not seen:
-            hidden.setdefault(epsilon, []).append((norm[0], moved))
+            hidden.setdefault(epsilon, []).append((site.path, moved))
         else:
-            shown[norm] = moved
+            shown[site] = moved
     yield from (_note(epsilon, norms, roundoff) for epsilon, norms in hidden.items())
-    if len(mode.norms) > 1:
+    if len(mode.effects) > 1:
         yield from _of_one_norm(prepared, sorted(shown, key=shown.__getitem__))
 
 
-def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[Finding]:
+def _of_one_norm(prepared: Prepared, norms: list[Site]) -> Iterator[Finding]:
     """Try single norms. The notes are standing: in most models, other terms drown some norms."""
-    tried = norms[:ALONE]
-    unseen = [norm for norm in tried if not is_seen(prepared, partial(_OtherEpsilons, norm))]
+    unseen = [
+        norm.path
+        for norm in norms[:ALONE]
+        if is_seen(prepared, partial(_other_epsilons, at=norm)) is False
+    ]
     if len(norms) > ALONE:
         yield StandingNote(
             "few-tried",
@@ -159,26 +132,31 @@ def _of_one_norm(prepared: Prepared, norms: list[Norm]) -> Iterator[Finding]:
     if unseen:
         yield StandingNote(
             "epsilon-alone",
-            f"a port with a wrong epsilon in one norm alone{inside([path for path, _ in unseen])} "
-            "would pass, since rounding hides it; to show it, use smaller activations there",
+            f"a port with a wrong epsilon in one norm alone{inside(unseen)} would pass, since "
+            "rounding hides it; to show it, use smaller activations there",
         )
 
 
 def _of_denominators(prepared: Prepared) -> Iterator[Finding]:
     """Try denominators. The notes are standing: inputs can rarely make one as small as epsilon."""
-    mode = _NoEpsilons()
-    run_placed(prepared.reference, mode)
-    if not mode.paths or is_seen(prepared, _NoEpsilons):
-        return
-    for epsilon, paths in mode.paths.items():
-        yield StandingNote(
-            "epsilon-of-denominator",
-            f"a port without the epsilon of {epsilon:g} in a denominator{inside(paths)} would "
-            "pass: the denominators are too large for it to show",
-        )
+    mode = _no_epsilons()
+    run_planted(prepared.reference, mode)
+    paths: dict[float, list[str | None]] = {}
+    for site, effect in mode.effects.items():
+        paths.setdefault(effect.value, []).append(site.path)
+    seen = is_seen(prepared, _no_epsilons) if paths else True
+    for epsilon, at in () if seen else paths.items():
+        quotient = f"without the epsilon of {epsilon:g} in a denominator{inside(at)}"
+        if seen is None:
+            yield not_tried(f"a port {quotient}")
+        else:
+            yield StandingNote(
+                "epsilon-of-denominator",
+                f"a port {quotient} would pass: the denominators are too large for it to show",
+            )
 
 
-def _note(epsilon: float, norms: list[tuple[str, float]], roundoff: float) -> Finding:
+def _note(epsilon: float, norms: list[tuple[str | None, float]], roundoff: float) -> Finding:
     """Note norms whose epsilon is hidden.
 
     norms: paths, and the relative change by another epsilon: half its share of the variance."""

@@ -1,15 +1,14 @@
 """Canaries of masks among the inputs: each is inverted, and ignored."""
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
+from jax_attn.parity.bugs.planting import Watched, Watcher, run_planted
+from jax_attn.parity.bugs.softmax import NO_KEY, SOME_HIDDEN, Weightless
+from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
-from jax_attn.parity.checking.canaries.findings import NO_KEY, SOME_HIDDEN, DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
-from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax
-from jax_attn.parity.checking.canaries.watched import Watched, Watcher, run_placed
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
@@ -35,7 +34,7 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
             ("ignored", np.full_like(mask, hides)),  # of the other polarity
         ):
             other = with_inputs(prepared.reference, {name: wrong_mask})
-            run = run_placed(other, Watched(watchers))
+            run = run_planted(other, Watched(*watchers))
             may_empty = may_empty and run is not None and _is_finite(run)
             if run is None:
                 refused = (
@@ -115,15 +114,10 @@ def _is_added_to_scores(reference: Reference, name: str, a: np.ndarray) -> bool:
 
 
 def hidden_keys(reference: Reference) -> int:
-    """Return how many weights of softmaxes are 0."""
-    hidden = 0
-
-    def count(scores: Any, axis: int) -> None:
-        nonlocal hidden
-        hidden += int((scores.softmax(axis) == 0).sum())
-
-    run_planted(reference, BuggySoftmax(count))
-    return hidden
+    """Return how many weights of softmaxes are 0, or NaN as in a row without keys."""
+    weightless = Weightless()
+    run_planted(reference, Watched(weightless))
+    return weightless.keys
 
 
 def _ends(mask: np.ndarray) -> tuple[float, float]:

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.places import Place, Placed
-from jax_attn.parity.checking.canaries.planted import settings
-from jax_attn.parity.checking.canaries.softmax_bugs import FORWARD
-from jax_attn.parity.checking.canaries.watched import inside, is_seen, run_placed
+from jax_attn.parity.bugs.bug import Bug, Call
+from jax_attn.parity.bugs.planting import Planted, run_planted
+from jax_attn.parity.bugs.softmax import FORWARD
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt, inside, not_tried
+from jax_attn.parity.checking.canaries.seen import is_seen, settings
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
-from jax_attn.parity.run.modes.constants import Kwargs
 
 # The number of layers in which a wrong tanh is tried by itself.
 ALONE = 8
@@ -24,8 +21,12 @@ Kind = tuple[str, int]
 """The class of a module and the index of a tanh in its call: the same in every layer."""
 
 
-def _kind(place: Place) -> Kind:
-    return type(place.module).__name__, place.nth
+def _kind(call: Call) -> Kind:
+    return call.module, call.site.nth if call.site else 0
+
+
+def _path(call: Call) -> str:
+    return (call.site and call.site.path) or ""
 
 
 class Tanhs:
@@ -37,42 +38,40 @@ class Tanhs:
         self.paths: dict[Kind, list[str]] = {}
         self.largest: dict[Kind, float] = {}
 
-    def look(self, mode: Placed, place: Place, name: str, args: tuple, kwargs: Kwargs) -> None:
-        kind, x = _kind(place), args[0]
+    def look(self, call: Call) -> None:
+        kind, x = _kind(call), call.args[0]
         largest = float(x[x.isfinite()].abs().amax()) if x.isfinite().any() else 0.0
-        self.paths.setdefault(kind, []).append(mode.name(place))
+        self.paths.setdefault(kind, []).append(_path(call))
         self.largest[kind] = max(largest, self.largest.get(kind, 0.0))
 
 
-class _BuggyTanh(Placed):
-    """Float64 with one kind of tanh wrong. reaches_softmax: whether a softmax received NaN."""
+# --- twice the cap --------------------------------------------------------------------------------
 
-    def __init__(self, kind: Kind, path: str | None = None, *, lost: bool = False):
-        """path: of the only module where it is wrong; None means all. lost: return NaN, which marks
-        everything computed from it, instead of a tanh with twice the cap."""
-        super().__init__()
-        self._wrong, self._path, self._lost = kind, path, lost
-        self._planted: dict[int, torch.Tensor] = {}
-        """Wrong results by address; keeping them keeps the addresses unique until the gradients."""
-        self.reaches_softmax = False
 
-    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        name = func.overloadpacket.__name__
-        if name == "tanh_backward" and args[1].data_ptr() in self._planted:
-            args = (args[0], args[1] / 2)
-        right = super().compute(func, args, kwargs)
-        if name in FORWARD:
-            self.reaches_softmax |= bool(args[0].isnan().any())
-        if name not in Tanhs.operators:
-            return right
-        place = self.place_met(name)
-        if _kind(place) != self._wrong or self._path not in (None, self.name(place)):
-            return right
-        if self._lost:
-            return torch.full_like(right, torch.nan)
-        wrong = 2 * torch.tanh(args[0] / 2)
-        self._planted[wrong.data_ptr()] = wrong
-        return wrong
+def _twice_the_cap(kind: Kind, path: str | None = None) -> Planted:
+    """Return a mode that plants a tanh with twice its cap, in one kind of tanh.
+
+    path: of the only module where it is wrong; None means all."""
+
+    def bug_of(call: Call) -> Bug | None:
+        if call.name == "tanh_backward":
+            is_wrong = call.args[1].data_ptr() in call.memory
+            return _BACKWARD if is_wrong else None
+        is_wrong = _kind(call) == kind and path in (None, _path(call))
+        return _FORWARD if is_wrong else None
+
+    return Planted(("tanh", "tanh_backward"), bug_of)
+
+
+def _forward(call: Call) -> torch.Tensor:
+    wrong = 2 * torch.tanh(call.args[0] / 2)
+    call.memory[wrong.data_ptr()] = wrong  # keeping it keeps its address unique
+    return wrong
+
+
+_SAYS = "a tanh with twice its cap"
+_FORWARD = Bug("softcap", _SAYS, _forward)
+_BACKWARD = Bug("softcap", _SAYS, lambda call: call.with_args(call.args[0], call.args[1] / 2))
 
 
 def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
@@ -80,8 +79,12 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
     doubts: list[Finding] = []
     notes: list[Finding] = []
     for kind, paths in tanhs.paths.items():
-        if is_seen(prepared, partial(_BuggyTanh, kind)):
+        seen = is_seen(prepared, partial(_twice_the_cap, kind))
+        if seen is None:
+            notes.append(not_tried(f"a wrong tanh{inside(paths)}"))
+        elif seen:
             notes += _of_one(prepared, kind, list(dict.fromkeys(paths)))
+        if seen is not False:
             continue
         tanh, largest = f"tanh{inside(paths)}", tanhs.largest[kind]
         fact = f"no argument of it is larger than {largest:.2g}"
@@ -101,7 +104,9 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
 def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[Finding]:
     """Note the layers in which a wrong tanh would pass, though one in all layers would not."""
     tried = paths[:ALONE] if len(paths) > 1 else []
-    unseen = [path for path in tried if not is_seen(prepared, partial(_BuggyTanh, kind, path))]
+    unseen = [
+        path for path in tried if is_seen(prepared, partial(_twice_the_cap, kind, path)) is False
+    ]
     if unseen:
         yield Finding(
             "tanh",
@@ -112,10 +117,22 @@ def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[Findin
 
 def _is_softcap(prepared: Prepared, kind: Kind) -> bool:
     """Return whether a softmax depends on this tanh, or the reference's settings name a cap."""
-    mode = _BuggyTanh(kind, lost=True)
-    run_placed(prepared.reference, mode)
-    return mode.reaches_softmax or any(
+    reached = False
+
+    def bug_of(call: Call) -> Bug | None:
+        nonlocal reached
+        if call.name == "tanh":
+            return _LOST if _kind(call) == kind else None
+        reached |= bool(call.args[0].isnan().any())
+        return None
+
+    run_planted(prepared.reference, Planted(("tanh", *FORWARD), bug_of))
+    return reached or any(
         "softcap" in name.replace("_", "") and value
         for named in settings(prepared.reference.module)
         for name, value in named.items()
     )
+
+
+_LOST = Bug("NaN", "a tanh that is NaN", lambda call: torch.full_like(call.args[0], torch.nan))
+"""Not a bug of ports: it marks everything computed from the tanh."""

@@ -1,77 +1,40 @@
 """Canaries of attention: bugs planted in every softmax at once, and in one softmax at a time."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
-from jax_attn.parity.checking.canaries import softmax_bugs
+from jax_attn.parity.bugs import softmax
+from jax_attn.parity.bugs.bug import Site
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.softmax import SoftmaxBug
 from jax_attn.parity.checking.canaries.attention_facts import (
     SATURATED,
     SINGLE,
     AttentionFacts,
-    Cause,
+    Hiding,
 )
-from jax_attn.parity.checking.canaries.findings import (
-    DRAWN,
-    NO_KEY,
-    SOME_HIDDEN,
-    DoubtsAndNotes,
-    doubt,
-)
-from jax_attn.parity.checking.canaries.planted import run_planted, same
-from jax_attn.parity.checking.canaries.softmax_bugs import BACKWARD, BuggySoftmax, SoftmaxBug
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt, not_tried
+from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run
 
-
-@dataclass(frozen=True)
-class Canary:
-    """A bug of ports, with its kind and name. reason, remedy: what hides and what reveals it, if
-    that differs from the cause that the softmaxes themselves show."""
-
-    kind: str
-    name: str
-    bug: SoftmaxBug
-    reason: str = ""
-    remedy: str = "{}"
-
-    def doubt(self, cause: Cause) -> Finding:
-        own = self.reason and cause not in (SINGLE, SATURATED)
-        reason, remedy = (self.reason, DRAWN) if own else cause
-        return doubt(self.kind, self.name, reason, self.remedy.format(remedy))
-
-
 # Planted in every softmax at once.
 _EVERYWHERE = (
-    Canary("other-keys", "weights that go to other keys", softmax_bugs.rolled),
-    Canary(
-        "softmax-over-queries",
-        "a softmax over the queries",
-        softmax_bugs.over_queries,
-        "",
-        "T other than S, or {}",
-    ),
-    Canary(
-        "mixed-heads",
-        "queries and heads mixed up",
-        softmax_bugs.mixed_axes,
-        "T is the number of heads, and the outputs are alike either way",
-        "T other than N, or {}",
-    ),
-    Canary(
-        "ignored-mask",
-        "an ignored mask",
-        softmax_bugs.unmasked,
-        NO_KEY,
-        f"{SOME_HIDDEN}, or {{}}",
-    ),
+    softmax.OTHER_KEYS,
+    softmax.OVER_QUERIES,
+    softmax.MIXED_HEADS,
+    softmax.UNMASKED,
 )
-_STOPPED = Canary("stopped-gradient", "a gradient stopped at the scores", softmax_bugs.stopped)
-_FINE = Canary("scale", "a scale of the scores 1% too large", softmax_bugs.scaled(1.01))
-_COARSE = Canary("scale", "a scale of the scores twice too large", softmax_bugs.scaled(2.0))
-# The finest that each precision shows. Planted everywhere, and in one softmax at a time.
-_SCALES = {"float64": _FINE, "float32": _FINE, "float16": _COARSE, "bfloat16": _COARSE}
+# The finest scale that each precision shows. Planted everywhere, and in one softmax at a time.
+_SCALES = {
+    "float64": softmax.SCALE,
+    "float32": softmax.SCALE,
+    "float16": softmax.COARSE_SCALE,
+    "bfloat16": softmax.COARSE_SCALE,
+}
 NO_SOFTMAX = StandingNote(
     "no-softmax",
     "the reference calls no softmax of torch's, so whether these inputs would reveal bugs of "
@@ -82,70 +45,78 @@ ALONE = 8
 
 
 def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
-    """Plant each canary in all softmaxes; and the scale in each one, which others may hide."""
+    """Plant each bug in all softmaxes; and the scale in each one, which others may hide."""
     scale = _SCALES[prepared.dtype]
-    unseen: list[Canary] = []
-    moved: list[float] = []
+    unseen: list[SoftmaxBug] = []
+    sites: dict[Site, float] = {}
     notes: list[Finding] = []
-    for canary in (scale, *_EVERYWHERE):
-        mode = BuggySoftmax(canary.bug)
+    for bug in (scale, *_EVERYWHERE):
+        mode = bug.planted()
         run = run_planted(prepared.reference, mode)
-        if not mode.met:
+        if not mode.count:
             return DoubtsAndNotes((), (NO_SOFTMAX,))
         if run is None:
-            refused = (
-                f"whether these inputs would reveal {canary.name} was not checked: the reference "
-                "raises an error if this bug is planted in it"
-            )
-            notes.append(StandingNote("softmax-not-tried", refused))
+            notes.append(not_tried(bug.says))
             continue
-        moved = moved or mode.moved  # from the scale, which comes first and applies everywhere
+        # Those of the scale, which comes first and applies everywhere.
+        sites = sites or {site: effect.moved for site, effect in mode.effects.items()}
         if mode.planted and not prepared.would_fail(run):
-            unseen.append(canary)
+            unseen.append(bug)
     doubts = []
     if unseen and _reaches(prepared, None):
-        doubts = [canary.doubt(facts.cause()) for canary in unseen]
-    several = len(moved) > 1
-    suspects = _unseen_alone(prepared, scale, moved) if several else [0] if unseen else []
-    blind = [place for place in suspects if _reaches(prepared, place)]
+        doubts = [_doubt(bug, facts.hiding()) for bug in unseen]
+    several = len(sites) > 1
+    suspects = _unseen_alone(prepared, scale, sites) if several else [*sites] if unseen else []
+    blind = [site for site in suspects if _reaches(prepared, site)]
     if several and blind and scale not in unseen:
-        alone = replace(scale, name=f"{scale.name} in {_places(blind, moved)} alone")
-        doubts.append(alone.doubt(facts.cause(blind)))
-    if idle := [place for place in suspects if place not in blind]:
+        alone = replace(scale, says=f"{scale.says} in {_named(blind, sites)} alone")
+        doubts.append(_doubt(alone, facts.hiding(blind)))
+    if idle := [site for site in suspects if site not in blind]:
         unused = (
-            f"the weights of {_places(idle, moved)} do not affect any output (unused, or only "
+            f"the weights of {_named(idle, sites)} do not affect any output (unused, or only "
             f"selected from), so {'their' if idle[1:] else 'its'} scale was not checked"
         )
         notes.append(Finding("softmax-unused", unused))
-    if len(moved) > ALONE:
+    if len(sites) > ALONE:
         few = (
-            f"a wrong scale of one softmax alone was tried in {ALONE} of {len(moved)}: those "
+            f"a wrong scale of one softmax alone was tried in {ALONE} of {len(sites)}: those "
             "whose weights it changes least"
         )
         notes.append(StandingNote("few-tried", few))
     if prepared.gradients:
-        mode = BuggySoftmax(_STOPPED.bug, BACKWARD)
-        run = prepared.reference.under(mode, prepared.cotangents)
-        if mode.planted and not prepared.would_fail(run):
-            doubts.append(_STOPPED.doubt(facts.cause()))
+        mode = softmax.STOPPED.planted()
+        run = run_planted(prepared.reference, mode, prepared.cotangents)
+        if run is None:
+            notes.append(not_tried(softmax.STOPPED.says))
+        elif mode.planted and not prepared.would_fail(run):
+            doubts.append(_doubt(softmax.STOPPED, facts.hiding()))
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 
 
-def _unseen_alone(prepared: Prepared, scale: Canary, moved: list[float]) -> list[int]:
-    """Return the places, of those that it moves least, where the scale's bug alone is not seen."""
+def _doubt(bug: SoftmaxBug, hiding: Hiding) -> Finding:
+    own = bug.hidden_by and hiding not in (SINGLE, SATURATED)
+    reason, remedy = (bug.hidden_by, softmax.DRAWN) if own else hiding
+    return doubt(bug.kind, bug.says, reason, bug.revealed_by.format(remedy))
+
+
+def _unseen_alone(prepared: Prepared, scale: SoftmaxBug, sites: dict[Site, float]) -> list[Site]:
+    """Return the sites, of those that it moves least, where the scale's bug alone is not seen."""
     # At low precision, one layer of many may add only a rounding, so any change of outputs counts.
-    shows = Prepared.would_fail if scale is _FINE else _changes_outputs
-    least_moved = sorted(range(len(moved)), key=moved.__getitem__)[:ALONE]
+    shows = Prepared.would_fail if scale is softmax.SCALE else _changes_outputs
+    least_moved = sorted(sites, key=sites.__getitem__)[:ALONE]
     return [
-        place
-        for place in sorted(least_moved)
-        if (run := run_planted(prepared.reference, BuggySoftmax(scale.bug, place=place)))
+        site
+        for site in sites
+        if site in least_moved
+        and (run := run_planted(prepared.reference, scale.planted(site)))
         and not shows(prepared, run)
     ]
 
 
-def _places(places: list[int], moved: list[float]) -> str:
-    return f"softmax {', '.join(str(place + 1) for place in places)} of {len(moved)}"
+def _named(some: Iterable[Site], sites: dict[Site, float]) -> str:
+    order = [*sites]
+    numbers = ", ".join(str(order.index(site) + 1) for site in some)
+    return f"softmax {numbers} of {len(sites)}"
 
 
 def _changes_outputs(prepared: Prepared, run: Run) -> bool:
@@ -153,11 +124,11 @@ def _changes_outputs(prepared: Prepared, run: Run) -> bool:
     return any(not same(got, want[name]) for name, got in run.kinds["output"].items())
 
 
-def _reaches(prepared: Prepared, place: int | None) -> bool:
+def _reaches(prepared: Prepared, site: Site | None) -> bool:
     """Return whether an output is computed, not only selected, from this softmax's weights.
 
-    place: the index of the softmax; None means any."""
-    run = run_planted(prepared.reference, BuggySoftmax(softmax_bugs.nowhere, place=place))
+    site: that of the softmax; None means any."""
+    run = run_planted(prepared.reference, softmax.NOWHERE.planted(site))
     want = prepared.exact.kinds["output"]
     return run is None or any(
         (np.isnan(got) & ~np.isnan(want[name])).any() for name, got in run.kinds["output"].items()

@@ -5,22 +5,13 @@ from typing import Any
 
 import torch
 
-from jax_attn.parity.checking.canaries import softmax_bugs
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.softmax import EDGES
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.planted import run_planted, settings
-from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax, at_the_start
+from jax_attn.parity.checking.canaries.seen import settings
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
-
-_MORE, _LESS = softmax_bugs.one_key_more, softmax_bugs.one_key_less
-# edge -> the bug in either direction, one key more and one key less
-_EDGES = {
-    "last": (_MORE, _LESS),
-    "first": (at_the_start(_MORE), at_the_start(_LESS)),
-}
-_FAINT = "the keys at that edge have hardly any weight, or values like the others'"
-_STRONG = "small inputs, drawn at random, so that every key has some weight"
 
 
 def try_windows(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
@@ -33,17 +24,13 @@ def try_windows(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
 
 
 def _unseen_edges(prepared: Prepared) -> Iterator[Finding]:
-    for edge, bugs in _EDGES.items():
-        modes = [BuggySoftmax(bug) for bug in bugs]
+    for bugs in EDGES.values():
+        modes = [bug.planted() for bug in bugs]
         runs = [run_planted(prepared.reference, mode) for mode in modes]
         planted = [run for mode, run in zip(modes, runs, strict=True) if mode.planted and run]
         if not all(map(prepared.would_fail, planted)):
-            yield doubt(
-                "mask-edge",
-                f"a mask (causal, or a window) that is off by one at the {edge} key of each query",
-                _FAINT,
-                _STRONG,
-            )
+            bug, *_ = bugs
+            yield doubt(bug.kind, bug.says, bug.hidden_by, bug.revealed_by)
 
 
 # --- windows that no row reaches ------------------------------------------------------------------

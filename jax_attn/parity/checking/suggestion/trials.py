@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from jax_attn.parity.checking.canaries.softmax_bugs import BuggySoftmax
+from jax_attn.parity.bugs.planting import Watched
+from jax_attn.parity.bugs.softmax import Weightless
 from jax_attn.parity.checking.suggestion.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.judge.compare import POWER
 from jax_attn.parity.run.call_side import as_raised
@@ -124,14 +125,9 @@ class Trial:
 
     def weightless_keys(self, arrays: Arrays) -> int:
         """Return how many weights of torch's softmaxes are 0 or NaN, on arrays that run."""
-        hidden = 0
-
-        def count(scores: torch.Tensor, axis: int) -> None:
-            nonlocal hidden
-            hidden += int((~(scores.softmax(axis) > 0)).sum())
-
-        self._reference(arrays).under(BuggySoftmax(count), {})
-        return hidden
+        weightless = Weightless()
+        self._reference(arrays).under(Watched(weightless), {})
+        return weightless.keys
 
     def _generator(self, name: str) -> np.random.Generator:
         return np.random.default_rng([self.seed, zlib.crc32(name.encode())])

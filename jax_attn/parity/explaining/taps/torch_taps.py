@@ -84,6 +84,10 @@ class _Exact(Stepped, Unperturbed):
         super().__init__()
         self.recording = Recording(seen)
 
+    def run_on(self, module: torch.nn.Module) -> None:
+        if self._places is not None:
+            self._places.name_from(module)
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from jax_attn.parity.run.modes.constants import Kwargs, Signature, mark, signature, sources_of
 from jax_attn.parity.run.modes.lines import calling_line
 from jax_attn.parity.run.modes.many_runs import runs_of
 from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.modes.module_calls import ModuleCalls
 from jax_attn.parity.run.modes.sides import SIDES
 
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
@@ -143,25 +143,15 @@ class DecisionRecorder(Mode):
         super().__init__()
         self._sides = sides
         self.decisions: list[Decision] = []
-        self._names = {part: name for name, part in module.named_modules()}
-        self._inside: list[str] = []
+        self._calls = ModuleCalls(module)
 
     def __enter__(self) -> "DecisionRecorder":
-        self._hooks = (
-            register_module_forward_pre_hook(
-                lambda part, _: self._inside.append(self._names.get(part, ""))
-            ),
-            register_module_forward_hook(lambda *_: self._left(), always_call=True),
-        )
+        self._calls.__enter__()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._calls.__exit__(*raised)
         super().__exit__(*raised)
-
-    def _left(self) -> None:
-        self._inside.pop()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
@@ -175,8 +165,8 @@ class DecisionRecorder(Mode):
         result = func(*args, **kwargs)
         mark(result, made_by)
         if recorded:
-            module = next((name for name in reversed(self._inside) if name), "")
-            place = f"in `{module}` ({calling_line()})" if module else f"at {calling_line()}"
+            path, line = self._calls.named, calling_line()
+            place = f"in `{path}` ({line})" if path else f"at {line}"
             what = f"cast to {kwargs['dtype']}" if name == "_to_copy" else name
             what = f"the reference's {what.replace('torch.', '')} {place}"
             taken = _decided(result).detach().clone() if side is None else side

@@ -87,6 +87,9 @@ class Float64(Mode):
     largest = 0
     """The number of elements of the largest result so far."""
 
+    def run_on(self, module: torch.nn.Module) -> None:
+        """Prepare for a run of this copy of the reference."""
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:

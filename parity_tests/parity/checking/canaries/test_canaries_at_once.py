@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from helpers.parity.canary_trials import try_on
+from jax_attn.parity.bugs.planting import Placed
 from jax_attn.parity.checking import canaries
-from jax_attn.parity.checking.canaries.places import Placed
 from jax_attn.parity.run.reference import Reference
 
 
@@ -71,14 +71,14 @@ def test_what_a_canary_raises_is_raised(two_threads, monkeypatch):
 
 
 class Asking(torch.nn.Module):
-    """Keeps the place that a mode is told of in its call."""
+    """Keeps the site that a mode is told of in its call."""
 
     def __init__(self, mode):
         super().__init__()
-        self.mode, self.place = mode, None
+        self.mode, self.site = mode, None
 
     def forward(self, x):
-        self.place = self.mode.place_met("any")
+        self.site, _ = self.mode.met("any")
         return x
 
 
@@ -90,5 +90,5 @@ def test_a_mode_does_not_see_the_modules_of_other_threads():
         other = threading.Thread(target=there, args=(torch.ones(()),))
         other.start()
         other.join()
-    assert here.place.module is here
-    assert there.place.module is None
+    assert here.site == ("", 1)
+    assert there.site == (None, 1)

@@ -130,3 +130,36 @@ def test_an_epsilon_in_a_denominator_is_noted_where_it_could_be_left_out(module)
     assert notes == standing == ["epsilon-of-denominator"]
     assert "a port without the epsilon of 1e-06 in a denominator in `0` would pass" in said
     assert noted(module(), 1e-4 * X)[0] == []
+
+
+class Decayed(torch.nn.Module):
+    """A norm beside a power whose exponent is a tensor."""
+
+    def forward(self, x):
+        x = x * 0.7 ** torch.arange(x.shape[-1])
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def test_a_power_of_many_exponents_is_no_norm():
+    notes, _, _ = noted(Decayed(), 100 * X)
+    assert notes == ["epsilon"]
+
+
+class Guarded(torch.nn.Module):
+    """Refuses a root mean square, or a tanh, that is not its own."""
+
+    def forward(self, x):
+        square = x.square().mean(-1, keepdim=True)
+        root, bent = torch.sqrt(square + 1e-5), torch.tanh(x)
+        if not torch.allclose(root.square(), square + 1e-5, rtol=1e-12):
+            raise ValueError("another root")
+        if not torch.allclose(bent, 1 - 2 / (1 + torch.exp(2 * x)), rtol=1e-12):
+            raise ValueError("another tanh")
+        return bent / root
+
+
+def test_bugs_that_the_reference_refuses_are_not_counted_as_seen():
+    tried = try_on(Guarded(), (X,))
+    assert tried.standing.count("bug-not-tried") == 2
+    assert "whether these inputs would reveal a wrong epsilon of a norm" in tried.said
+    assert "whether these inputs would reveal a wrong tanh" in tried.said

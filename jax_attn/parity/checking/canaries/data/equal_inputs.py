@@ -4,8 +4,10 @@ from itertools import combinations
 
 import numpy as np
 
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
+from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import is_float
 from jax_attn.parity.run.modes.float64_mode import Float64

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.finding import Finding, Findings, findings

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from jax_attn.parity.checking.canaries.attention_facts import HIDES
+from jax_attn.parity.bugs.bug import HIDES
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.masks import is_mask
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, with_inputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.inputs_and_runs import is_float, wide

@@ -1,12 +1,12 @@
 """Canaries of weights without effect: a running mean of 0, a norm's weight of 1."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.tensors import with_tensors
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.planted import run_planted
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import quoted
@@ -71,25 +71,17 @@ def _formula(names: list[str], value: float) -> StandingNote:
 
 def _changes_outputs(prepared: Prepared, names: set[str]) -> bool:
     """Return whether other values of these buffers or parameters would fail an output."""
-    reference = prepared.reference
-    call = reference.call or torch.nn.Module.__call__
-
-    def with_others(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
-        held = (*module.named_buffers(), *module.named_parameters())
-        others = {id(x): _other(x) for name, x in held if name in names}
-        for part in module.modules():
-            # Replace instead of writing: all copies of the module share its parameters.
-            for name, x in (*part._buffers.items(), *part._parameters.items()):
-                if id(x) in others:
-                    setattr(part, name, others[id(x)])
-        return call(module, *args, **inputs)
-
-    run = run_planted(reference.called(with_others), Float64())
+    module = prepared.reference.module
+    held = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    tied = {id(x) for name, x in held if name in names}
+    others = with_tensors(prepared.reference, {name: _other for name, x in held if id(x) in tied})
+    run = run_planted(others, Float64())
     return run is not None and prepared.would_fail(run)
 
 
 def _other(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the same kind whose numbers are others."""
-    shift = torch.linspace(0.25, 0.75, x.numel(), dtype=x.dtype).reshape(x.shape)
-    other = x.detach() + shift
-    return torch.nn.Parameter(other) if isinstance(x, torch.nn.Parameter) else other
+    return x + torch.linspace(0.25, 0.75, x.numel(), dtype=x.dtype).reshape(x.shape)

@@ -1,13 +1,14 @@
 """Canary of ids without padding, if the reference treats it specially (RoBERTa's positions)."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.tensors import named_inputs, with_inputs, with_tensors
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.planted import named_inputs, run_planted, same, with_inputs
+from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.run.inputs_and_runs import Run
@@ -41,19 +42,15 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
 
 def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:
     """Run the reference with ids `a` and `b` exchanged, and rows `a` and `b` of one embedding."""
-    reference = prepared.reference
-    call = reference.call or torch.nn.Module.__call__
-    ids = named_inputs(reference)[name]
-
-    def with_rows(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
-        table: Any = module.get_submodule(path)
-        rows = torch.arange(len(table.weight))
-        rows[[a, b]] = rows[[b, a]]
-        table.weight = torch.nn.Parameter(table.weight.detach()[rows])
-        return call(module, *args, **inputs)
-
+    ids = named_inputs(prepared.reference)[name]
     others = np.where(ids == a, b, np.where(ids == b, a, ids))
-    return run_planted(with_inputs(reference, {name: others}).called(with_rows), Float64())
+
+    def rows(table: torch.Tensor) -> torch.Tensor:
+        table[[a, b]] = table[[b, a]]
+        return table
+
+    reference = with_tensors(prepared.reference, {f"{path}.weight".removeprefix("."): rows})
+    return run_planted(with_inputs(reference, {name: others}), Float64())
 
 
 def _is_same(prepared: Prepared, run: Run | None) -> bool:

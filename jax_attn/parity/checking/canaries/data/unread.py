@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.planted import run_planted
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.modes.constants import Kwargs, each
+from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
 from jax_attn.parity.run.modes.float64_mode import Float64, is_view
 
 
@@ -24,17 +24,20 @@ class _Reads(Float64):
     def __init__(self) -> None:
         super().__init__()
         self.storages: set[int] = set()
+        self.parameters: dict[str, int] = {}
+
+    def run_on(self, module: torch.nn.Module) -> None:
+        self.parameters = {
+            name: p.untyped_storage().data_ptr() for name, p in module.named_parameters()
+        }
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
-        def note(x: torch.Tensor) -> torch.Tensor:
-            self.storages.add(x.untyped_storage().data_ptr())
-            return x
-
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not is_view(func) and (not isinstance(result, torch.Tensor) or result.numel()):
-            each(note, (args, dict(kwargs or {})))
+            read = tensors_of((args, dict(kwargs or {})))
+            self.storages.update(x.untyped_storage().data_ptr() for x in read)
         return result
 
 
@@ -42,17 +45,10 @@ def try_unread(prepared: Prepared) -> DoubtsAndNotes:
     """Note the parameters that no operator reads, if gradients are not compared."""
     if prepared.gradients:
         return DoubtsAndNotes((), ())
-    mode, names = _Reads(), dict[str, int]()
-    reference = prepared.reference
-    call = reference.call or (lambda module, *args, **inputs: module(*args, **inputs))
-
-    def named(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
-        names.update((k, p.untyped_storage().data_ptr()) for k, p in module.named_parameters())
-        return call(module, *args, **inputs)
-
-    if run_planted(reference.called(named), mode) is None:
+    mode = _Reads()
+    if run_planted(prepared.reference, mode) is None:
         return DoubtsAndNotes((), ())
-    unread = [name for name, storage in names.items() if storage not in mode.storages]
+    unread = [name for name, storage in mode.parameters.items() if storage not in mode.storages]
     if not unread:
         return DoubtsAndNotes((), ())
     them = "them" if unread[1:] else "it"

@@ -1,16 +1,34 @@
-"""A variant: one change of an operation that a port may make."""
+"""A bug of ports: one change of an operator's call, with the words for it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.taps.tap import FILL
+FILL = 2.0**24
+"""Numbers of at least this size count as a mask's fill; in float32 they absorb scores added to
+them."""
+HIDES = -1e3
+"""A number this low, added to a score or put in its place, hides the key."""
+PRODUCTS = {"addmm", "bmm", "mm"}
+"""Operators of a matrix product."""
 
 Change = Callable[["Call"], Any]
 """Maps a call to the result that replaces the operator's own."""
+
+
+class Site(NamedTuple):
+    """The n-th operator of its kind in a call of a module: the same site in each of its calls.
+
+    path: that of the module in the reference, "" for the reference itself; None outside all
+    modules, where each operator has its own site.
+    """
+
+    path: str | None
+    nth: int
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,8 @@ class Call:
       parameters: every parameter by name, in float64.
       is_backward: whether the call is part of the backward pass.
       memory: data that the changes of several calls in one run share.
+      site: where the call is, if the mode that plants bugs tracks it.
+      module: the class of the module that makes the call, with the same condition.
     """
 
     name: str
@@ -33,19 +53,25 @@ class Call:
     leaves: tuple[str, ...] = ()
     parameters: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     is_backward: bool = False
-    memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    memory: dict[Any, Tensor] = field(default_factory=dict, repr=False)
+    site: Site | None = None
+    module: str = ""
 
     def with_args(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator on other arguments; return its result."""
         return self.right(*args, **{**self.kwargs, **kwargs})
 
     def result(self) -> Any:
-        """Return the unchanged result."""
+        """Return the unchanged result, which is computed once."""
+        return self._result
+
+    @cached_property
+    def _result(self) -> Any:
         return self.right(*self.args, **self.kwargs)
 
 
 @dataclass(frozen=True)
-class Variant:
+class Bug:
     """A change of a call that a port may make.
 
     Attributes:
@@ -62,10 +88,6 @@ class Variant:
     change: Change = field(repr=False)
     value: float | str | None = None
     unit: float = 0.0
-
-
-PRODUCTS = {"addmm", "bmm", "mm"}
-"""Operators of a matrix product."""
 
 
 def is_number(x: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Variants of masks, and of the softmax over masked scores."""
+"""Bugs of masks, and of the softmax over masked scores."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.taps.tap import FILL
-from jax_attn.parity.explaining.variants.variant import (
+from jax_attn.parity.bugs import softmax
+from jax_attn.parity.bugs.bug import (
+    FILL,
+    Bug,
     Call,
     Change,
-    Variant,
     is_number,
     result,
 )
-from jax_attn.parity.explaining.views import views
+from jax_attn.parity.bugs.views import views
 
 _AFTER = "mask (after the softmax)"
 
@@ -71,12 +72,22 @@ def _later(hidden: Tensor) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool).triu(keys - queries + 1)
 
 
-def _upper_corner(hidden: Tensor) -> Tensor:
-    """Return what a causal mask aligned to the top left hides; the same mask if T = S."""
-    queries, keys = hidden.shape[-2:]
-    if queries == keys:
+def _other_corner(hidden: Tensor) -> Tensor:
+    """Return what a causal mask hides that is aligned to the other corner; itself if T = S."""
+    upper = torch.ones(hidden.shape[-2:], dtype=torch.bool).triu(1).expand(hidden.shape)
+    if hidden.shape[-1] == hidden.shape[-2]:
         return hidden
-    return torch.ones(queries, keys, dtype=torch.bool).triu(1).expand(hidden.shape)
+    return _later(hidden).expand(hidden.shape) if torch.equal(hidden, upper) else upper
+
+
+def _one_later(hidden: Tensor) -> Tensor:
+    """Move what each query sees one key to the right; the first key stays as it is."""
+    return torch.cat((hidden[..., :1], hidden[..., :-1]), -1)
+
+
+def _padding_or_causal(hidden: Tensor) -> Tensor:
+    """Hide what both a causal mask and the padding hide; the last query sees all real keys."""
+    return _later(hidden) & hidden[..., -1:, :]
 
 
 def _padding(hidden: Tensor) -> Tensor:
@@ -106,7 +117,7 @@ def _edge(change: int, hidden: Tensor, *, last: bool) -> Tensor:
     return hidden | (distance == edge)
 
 
-_HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "mask (ignored)": ("no mask", torch.zeros_like),
     "mask (polarity)": ("the mask inverted", torch.logical_not),
     "mask (first row of the batch)": (
@@ -148,7 +159,12 @@ _HIDDEN: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     ),
     "causal (the other corner)": (
         "a causal mask aligned to the other corner",
-        _upper_corner,
+        _other_corner,
+    ),
+    "mask (one key later)": ("every visible key one key later", _one_later),
+    "mask (padding or causal)": (
+        "only the keys hidden that both the padding and a causal mask hide",
+        _padding_or_causal,
     ),
     "window (one key longer)": (
         "a window one key longer",
@@ -175,29 +191,29 @@ def _windowed(size: int, hidden: Tensor) -> Tensor:
 _ADDED = (-1e9, -1e4, -1e3, -100.0, -10.0)
 
 
-def hidden_keys(call: Call) -> Iterator[Variant]:
+def hidden_keys(call: Call) -> Iterator[Bug]:
     """Yield other masks in place of this one."""
     found = masked(call)
     if found is None:
         return
-    for name, (says, change) in _HIDDEN.items():
+    for name, (says, change) in HIDDEN.items():
         if not torch.equal(change(found.hidden), found.hidden):
-            yield Variant(name, says, _with_hidden(change))
+            yield Bug(name, says, _with_hidden(change))
     # A window one key shorter has its name above.
     for size in range(1, min(_MOST_WINDOWS, -int(_seen(found.hidden).min()))):
         change = partial(_windowed, size)
-        yield Variant("window", f"a window of {size} keys", _with_hidden(change), size)
+        yield Bug("window", f"a window of {size} keys", _with_hidden(change), size)
     for number in _ADDED:
-        yield Variant(
+        yield Bug(
             "mask (added)",
             f"{number:g} added to the scores of hidden keys in place of a mask's fill",
             _added(number),
             number,
         )
-    yield Variant(_AFTER, "the mask multiplied after the softmax", _remember)
+    yield Bug(_AFTER, "the mask multiplied after the softmax", _remember)
 
 
-def fitted_mask(ours: np.ndarray, theirs: np.ndarray, shape: tuple[int, ...]) -> Iterator[Variant]:
+def fitted_mask(ours: np.ndarray, theirs: np.ndarray, shape: tuple[int, ...]) -> Iterator[Bug]:
     """Yield the port's own mask, if the reference hides nothing.
 
     ours, theirs: the wrong tensor on both sides, in the port's shape. shape: the reference's.
@@ -209,7 +225,7 @@ def fitted_mask(ours: np.ndarray, theirs: np.ndarray, shape: tuple[int, ...]) ->
     for view in views(hidden.shape, shape):
         if view.is_plain:
             fill = partial(_filled, torch.from_numpy(np.ascontiguousarray(view.of(hidden))))
-            yield Variant("mask (where there is none)", says, result(fill))
+            yield Bug("mask (where there is none)", says, result(fill))
 
 
 def _filled(hidden: Tensor, scores: Tensor) -> Tensor:
@@ -240,7 +256,7 @@ def _remember(call: Call) -> Tensor:
     return found.scores.expand(found.hidden.shape).clone()
 
 
-def softmaxes(call: Call) -> Iterator[Variant]:
+def softmaxes(call: Call) -> Iterator[Bug]:
     """Yield other weights in place of a softmax over the keys."""
     scores, axis = call.args[:2]
     empty = (scores <= -FILL).all(axis, keepdim=True)
@@ -248,23 +264,23 @@ def softmaxes(call: Call) -> Iterator[Variant]:
         # A row that holds only a finite fill weighs every key alike.
         rows = {"zeros": 0.0, "NaN": torch.nan, "the mean of every key": 1 / scores.shape[axis]}
         for name, number in rows.items():
-            yield Variant(
+            yield Bug(
                 f"mask (empty row: {name})",
                 f"{name} where a row sees no key",
                 result(partial(torch.Tensor.masked_fill, mask=empty, value=number)),
             )
     if scores.ndim > 1 and scores.shape[-1] == scores.shape[-2]:
-        yield Variant("softmax (over the queries)", "a softmax over the queries", _over_queries)
-    yield Variant(
+        over_queries = partial(softmax.over_queries, scores, axis)
+        yield Bug(
+            "softmax (over the queries)", softmax.OVER_QUERIES.says, lambda call: over_queries()
+        )
+    yield Bug(
         "softmax (left out)", "the scores themselves as weights", lambda call: call.args[0].clone()
     )
-    yield Variant(_AFTER, "the mask multiplied after the softmax", _after)
-
-
-def _over_queries(call: Call) -> Tensor:
-    return torch.softmax(call.args[0], -2).nan_to_num(0.0)
+    yield Bug(_AFTER, "the mask multiplied after the softmax", _after)
 
 
 def _after(call: Call) -> Tensor:
-    hidden = call.memory[_AFTER]
-    return call.result().masked_fill(hidden, 0.0)
+    """Hide keys behind the softmax, if a call before it remembers which."""
+    hidden = call.memory.get(_AFTER)
+    return call.result() if hidden is None else call.result().masked_fill(hidden, 0.0)

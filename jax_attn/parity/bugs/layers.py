@@ -1,4 +1,4 @@
-"""Variants of activations, norms, projections and sums."""
+"""Bugs of activations, norms, projections and sums."""
 
 import math
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.variants.variant import (
+from jax_attn.parity.bugs.bug import (
+    Bug,
     Call,
     Change,
-    Variant,
     arguments,
     float_tensors,
     is_number,
@@ -23,7 +23,7 @@ _NO_MEAN = 1e-9
 """A mean below this share of a row's largest number is only rounding."""
 
 
-def epsilons(call: Call) -> Iterator[Variant]:
+def epsilons(call: Call) -> Iterator[Bug]:
     """Yield other epsilons of a norm, or of a sum with a small number."""
     at = 4 if call.name == "native_layer_norm" else 3 if "rms" in call.name else 1
     if len(call.args) <= at or not is_number(call.args[at]):
@@ -34,7 +34,7 @@ def epsilons(call: Call) -> Iterator[Variant]:
     near = {float(f"{own * 10.0**n:g}") for n in range(-4, 5)} | set(EPSILONS)
     for epsilon in sorted(near, reverse=True):
         if not math.isclose(epsilon, own, rel_tol=1e-5):
-            yield Variant(
+            yield Bug(
                 "epsilon",
                 f"an epsilon of {epsilon:g} in place of {own:g}",
                 arguments({at: epsilon}),
@@ -42,22 +42,22 @@ def epsilons(call: Call) -> Iterator[Variant]:
             )
 
 
-def layer_norms(call: Call) -> Iterator[Variant]:
+def layer_norms(call: Call) -> Iterator[Bug]:
     """Yield other norms in place of a layer norm."""
     bias = call.args[3]
-    yield Variant("norm (RMS norm)", "an RMS norm in place of a layer norm", _norm(centred=False))
-    yield Variant("norm (1 + weight)", "a norm that multiplies by 1 + weight", _norm(gain=1.0))
-    yield Variant(
+    yield Bug("norm (RMS norm)", "an RMS norm in place of a layer norm", _norm(centred=False))
+    yield Bug("norm (1 + weight)", "a norm that multiplies by 1 + weight", _norm(gain=1.0))
+    yield Bug(
         "norm (variance over n - 1)", "a norm that divides the variance by n - 1", _norm(fewer=1)
     )
     if bias is not None:
-        yield Variant("bias (left out)", "a norm without its bias", result(lambda y: y - bias))
+        yield Bug("bias (left out)", "a norm without its bias", result(lambda y: y - bias))
     own = call.leaves[2]
     for other, weight in call.parameters.items() if own else ():
         bias_of_other = call.parameters.get(other.removesuffix("weight") + "bias")
         if other.endswith("weight") and other != own and weight.shape == call.args[2].shape:
             at = {2: weight} if bias is None else {2: weight, 3: bias_of_other}
-            yield Variant("norm (of another)", f"`{other}` in place of `{own}`", arguments(at))
+            yield Bug("norm (of another)", f"`{other}` in place of `{own}`", arguments(at))
 
 
 def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
@@ -73,7 +73,7 @@ def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
     return change
 
 
-def centred(call: Call) -> Iterator[Variant]:
+def centred(call: Call) -> Iterator[Bug]:
     """Yield the square or the product of an RMS norm with the mean subtracted."""
     for i in float_tensors(call.args):
         x, other = call.args[i], call.args[1 - i]
@@ -83,7 +83,7 @@ def centred(call: Call) -> Iterator[Variant]:
         mean = x.mean(-1, keepdim=True)
         if float(mean.abs().max()) > _NO_MEAN * float(x.abs().max()):
             says = "a norm that subtracts the mean"
-            yield Variant("norm (mean subtracted)", says, arguments({i: x - mean}))
+            yield Bug("norm (mean subtracted)", says, arguments({i: x - mean}))
 
 
 def _is_of_rows(x: Any, of: Tensor) -> bool:
@@ -91,31 +91,31 @@ def _is_of_rows(x: Any, of: Tensor) -> bool:
     return isinstance(x, Tensor) and x.shape == (*of.shape[:-1], 1)
 
 
-def gains(call: Call) -> Iterator[Variant]:
+def gains(call: Call) -> Iterator[Bug]:
     """Yield 1 + weight in place of a norm's weight, or the reverse."""
     for i, name in enumerate(call.leaves):
         if name and call.args[i].ndim == 1:
             weight = call.args[i]
             if call.name == "mul":
                 says = f"1 + `{name}` in place of `{name}`"
-                yield Variant("norm (1 + weight)", says, arguments({i: 1 + weight}))
+                yield Bug("norm (1 + weight)", says, arguments({i: 1 + weight}))
             elif is_number(call.args[1 - i]) and float(call.args[1 - i]) == 1.0:
                 says = f"`{name}` in place of 1 + `{name}`"
-                yield Variant("norm (weight)", says, result(lambda plus_one: plus_one - 1))
+                yield Bug("norm (weight)", says, result(lambda plus_one: plus_one - 1))
 
 
-def projections(call: Call) -> Iterator[Variant]:
+def projections(call: Call) -> Iterator[Bug]:
     """Yield products with a parameter with another bias, transposed, or with another parameter."""
     if call.name == "addmm":
         zero, twice = torch.zeros_like(call.args[0]), 2 * call.args[0]
-        yield Variant("bias (left out)", "no bias", arguments({0: zero}))
-        yield Variant("bias (twice)", "a bias added twice", arguments({0: twice}))
+        yield Bug("bias (left out)", "no bias", arguments({0: zero}))
+        yield Bug("bias (twice)", "a bias added twice", arguments({0: twice}))
     for i, name in enumerate(call.leaves):
         if not name or call.args[i].ndim < 2:
             continue
         kernel = call.args[i]
         if kernel.shape[-1] == kernel.shape[-2]:
-            yield Variant("transposed", f"`{name}` transposed", arguments({i: kernel.mT}))
+            yield Bug("transposed", f"`{name}` transposed", arguments({i: kernel.mT}))
         for other, value in call.parameters.items():
             if other == name or value.shape != call.parameters[name].shape:
                 continue
@@ -128,21 +128,21 @@ def projections(call: Call) -> Iterator[Variant]:
                 bias = call.parameters.get(f"{other.rpartition('.')[0]}.{own}")
                 if bias is not None and bias.shape == call.args[0].shape:
                     at[0] = bias
-            yield Variant("packed order", f"`{other}` in place of `{name}`", arguments(at))
+            yield Bug("packed order", f"`{other}` in place of `{name}`", arguments(at))
 
 
-def added_biases(call: Call) -> Iterator[Variant]:
+def added_biases(call: Call) -> Iterator[Bug]:
     """Yield sums whose bias is left out, or added twice."""
     for i, name in enumerate(call.leaves):
         if name and call.args[i].ndim == 1 and i < 2:
             bias, rest = call.args[i], call.args[1 - i]
             if isinstance(rest, Tensor) and rest.ndim > 1:
                 zero, twice = torch.zeros_like(bias), 2 * bias
-                yield Variant("bias (left out)", "no bias", arguments({i: zero}))
-                yield Variant("bias (twice)", "a bias added twice", arguments({i: twice}))
+                yield Bug("bias (left out)", "no bias", arguments({i: zero}))
+                yield Bug("bias (twice)", "a bias added twice", arguments({i: twice}))
 
 
-def sums(call: Call) -> Iterator[Variant]:
+def sums(call: Call) -> Iterator[Bug]:
     """Yield sums without one summand: a residual, or a bias that several rows share."""
     places = float_tensors(call.args)
     if places[:2] == [0, 1] and call.args[0].ndim == call.args[1].ndim > 1:
@@ -152,10 +152,10 @@ def sums(call: Call) -> Iterator[Variant]:
             name = "bias (left out)" if is_bias else "residual (left out)"
             name = "gradient (one path stopped)" if call.is_backward else name
             says = f"a sum that lacks its {which} summand"
-            yield Variant(name, says, arguments({i: zero}))
+            yield Bug(name, says, arguments({i: zero}))
 
 
-def embeddings(call: Call) -> Iterator[Variant]:
+def embeddings(call: Call) -> Iterator[Bug]:
     """Yield an embedding that is read at other rows, or transposed."""
     weight, ids = call.args[:2]
     most = weight.shape[0] - 1
@@ -174,6 +174,6 @@ def embeddings(call: Call) -> Iterator[Variant]:
         rows = others.clamp(0, most)
         if not any(torch.equal(rows, before) for before in tried):
             tried.append(rows)
-            yield Variant(name, says, arguments({1: rows}))
+            yield Bug(name, says, arguments({1: rows}))
     if weight.shape[0] == weight.shape[1]:
-        yield Variant("transposed", "its table transposed", arguments({0: weight.T}))
+        yield Bug("transposed", "its table transposed", arguments({0: weight.T}))

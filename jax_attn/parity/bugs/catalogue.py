@@ -1,10 +1,11 @@
-"""The table of variants that are tried for each operator."""
+"""The table of bugs that are tried for each operator."""
 
 from collections.abc import Callable, Iterator
 
-from jax_attn.parity.explaining.variants.activations import activations, derivatives
-from jax_attn.parity.explaining.variants.general import factors, precisions
-from jax_attn.parity.explaining.variants.heads import (
+from jax_attn.parity.bugs.activations import activations, derivatives
+from jax_attn.parity.bugs.bug import Bug, Call
+from jax_attn.parity.bugs.general import factors, precisions
+from jax_attn.parity.bugs.heads import (
     angles,
     casts,
     joins,
@@ -12,7 +13,7 @@ from jax_attn.parity.explaining.variants.heads import (
     packings,
     rotations,
 )
-from jax_attn.parity.explaining.variants.layers import (
+from jax_attn.parity.bugs.layers import (
     added_biases,
     centred,
     embeddings,
@@ -22,10 +23,9 @@ from jax_attn.parity.explaining.variants.layers import (
     projections,
     sums,
 )
-from jax_attn.parity.explaining.variants.masks import hidden_keys, softmaxes
-from jax_attn.parity.explaining.variants.variant import Call, Variant
+from jax_attn.parity.bugs.masks import hidden_keys, softmaxes
 
-CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Variant]], ...]] = {
+CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Bug]], ...]] = {
     "_safe_softmax": (softmaxes,),
     "_softmax": (softmaxes,),
     "_to_copy": (casts,),
@@ -52,10 +52,10 @@ CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Variant]], ...]] = {
     "tanh": (activations,),
     "where": (hidden_keys,),
 }
-"""Operator -> variants of its calls. Scales and precisions are tried for every operator."""
+"""Operator -> bugs of its calls. Scales and precisions are tried for every operator."""
 
 
-def variants_of(call: Call) -> Iterator[Variant]:
+def bugs_of(call: Call) -> Iterator[Bug]:
     """Yield the changes of a call that a port may make."""
     for of_operator in CATALOGUE.get(call.name, ()):
         yield from of_operator(call)

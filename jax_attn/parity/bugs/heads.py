@@ -1,4 +1,4 @@
-"""Variants of the order of heads, and of rotary positions."""
+"""Bugs of the order of heads, and of rotary positions."""
 
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.explaining.variants.variant import (
+from jax_attn.parity.bugs.bug import (
+    Bug,
     Call,
     Change,
-    Variant,
     arguments,
     is_number,
     result,
 )
-from jax_attn.parity.explaining.views import views
+from jax_attn.parity.bugs.views import views
 
 _BASES = (1e4, 1e5, 5e5, 1e6)
 _MOST_ROWS = 64
@@ -24,36 +24,36 @@ _NEAR = 1e-3
 """Tolerance, as a share of the largest number, of rows for which an order is tried."""
 
 
-def orders(call: Call) -> Iterator[Variant]:
+def orders(call: Call) -> Iterator[Bug]:
     """Yield batched products whose second operand has its heads in another order."""
     many = call.args[0].shape[0]
     for heads in (many // rows for rows in range(1, many) if many % rows == 0):
-        yield Variant(
+        yield Bug(
             "head order (rolled)", "heads shifted by one", _second(lambda x: x.roll(1, 1), heads)
         )
         for groups in (n for n in range(2, heads) if heads % n == 0):
-            yield Variant(
+            yield Bug(
                 "head order (tiled)",
                 "key and value heads tiled in place of repeated",
-                _second(partial(_tiled, groups), heads),
+                _second(partial(tiled, groups), heads),
                 f"{heads // groups} heads",
             )
 
 
-def joins(call: Call) -> Iterator[Variant]:
+def joins(call: Call) -> Iterator[Bug]:
     """Yield a reshape without its transpose, as when heads are joined."""
     x = call.args[0]
     as_stored = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
     kept = x.permute(as_stored)
     if x.ndim > 2 and kept.shape != x.shape:
-        yield Variant(
+        yield Bug(
             "head order (not transposed)",
             "axes that are reshaped instead of transposed",
             lambda call: kept.reshape(x.shape),
         )
 
 
-def packings(call: Call) -> Iterator[Variant]:
+def packings(call: Call) -> Iterator[Bug]:
     """Yield parts of equal size, such as queries, keys and values, split head by head."""
     axis = call.args[2] if len(call.args) > 2 else 0
     parts = call.result()
@@ -62,7 +62,7 @@ def packings(call: Call) -> Iterator[Variant]:
         return
     (size,) = sizes
     for heads in (n for n in range(2, size + 1) if size % n == 0):
-        yield Variant(
+        yield Bug(
             "packed order (by head)",
             f"each part cut out of each of {heads} heads in turn",
             partial(_by_head, axis, len(parts), heads),
@@ -85,25 +85,25 @@ def _second(change: Callable[[Tensor], Tensor], heads: int) -> Change:
     return changed
 
 
-def _tiled(groups: int, x: Tensor) -> Tensor:
+def tiled(groups: int, x: Tensor) -> Tensor:
     """Reorder heads from a a b b to a b a b."""
     return x.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
 
 
-def rotations(call: Call) -> Iterator[Variant]:
+def rotations(call: Call) -> Iterator[Bug]:
     """Yield rotations with interleaved pairs or with the opposite angle."""
     parts = call.args[0]
     if len(parts) != 2 or parts[0].shape != parts[1].shape:
         return
     if torch.equal(parts[0], parts[1]):
-        yield Variant(
+        yield Bug(
             "rotary (interleaved)",
             "interleaved rotary pairs",
             lambda call: call.args[0][0].repeat_interleave(2, -1),
         )
         return
-    yield Variant("rotary (interleaved)", "interleaved rotary pairs", _neighbours)
-    yield Variant(
+    yield Bug("rotary (interleaved)", "interleaved rotary pairs", _neighbours)
+    yield Bug(
         "rotary (the other way round)",
         "a rotation by the opposite angle",
         lambda call: -call.result(),
@@ -117,7 +117,7 @@ def _neighbours(call: Call) -> Tensor:
     return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
 
 
-def angles(call: Call) -> Iterator[Variant]:
+def angles(call: Call) -> Iterator[Bug]:
     """Yield other positions, or another base, in the product that computes rotary angles."""
     for i, x in enumerate(call.args[:2]):
         if not isinstance(x, Tensor) or x.ndim == 0 or is_number(x):
@@ -129,20 +129,20 @@ def angles(call: Call) -> Iterator[Variant]:
                 if not math.isclose(other, base, rel_tol=1e-4):
                     says = f"a rotary base of {other:g} in place of {base:g}"
                     at = {i: x ** (math.log(other) / math.log(base))}
-                    yield Variant("rotary (base)", says, arguments(at), other)
+                    yield Bug("rotary (base)", says, arguments(at), other)
 
 
 def _in_place_of(i: int, other: Tensor) -> Change:
     return arguments({i: other})
 
 
-def casts(call: Call) -> Iterator[Variant]:
+def casts(call: Call) -> Iterator[Bug]:
     """Yield other positions in the conversion of positions to floating-point."""
     if _are_positions(x := call.args[0].double()):
         yield from _positions(x, lambda other: result(lambda right: other.to(right.dtype)))
 
 
-def _positions(x: Tensor, change: Callable[[Tensor], Change]) -> Iterator[Variant]:
+def _positions(x: Tensor, change: Callable[[Tensor], Change]) -> Iterator[Bug]:
     for name, says, other in (
         ("position (one too far)", "positions one too large", x + 1),
         ("position (one too near)", "positions one too small", x - 1),
@@ -151,7 +151,7 @@ def _positions(x: Tensor, change: Callable[[Tensor], Change]) -> Iterator[Varian
         ("position (counted from zero)", "positions counted from 0", _counted(x)),
     ):
         if not torch.equal(other, x):
-            yield Variant(name, says, change(other))
+            yield Bug(name, says, change(other))
 
 
 def _are_positions(x: Tensor) -> bool:
@@ -171,16 +171,16 @@ def _counted(x: Tensor) -> Tensor:
     return torch.arange(x.shape[longest], dtype=x.dtype).view(shape).expand(x.shape)
 
 
-def fitted_base(ours: Tensor, theirs: Tensor) -> Iterator[Variant]:
+def fitted_base(ours: Tensor, theirs: Tensor) -> Iterator[Bug]:
     """Yield the base of the port's frequencies, if the wrong tensors are rotary frequencies."""
     base, other = base_of(theirs), base_of(ours)
     if base is not None and other is not None:
         says = f"a rotary base of {other:.6g} in place of {base:.6g}"
         power = math.log(other) / math.log(base)
-        yield Variant("rotary (base)", says, result(lambda x: x**power), other)
+        yield Bug("rotary (base)", says, result(lambda x: x**power), other)
 
 
-def fitted_order(ours: np.ndarray, theirs: np.ndarray, sizes: Collection[int]) -> Iterator[Variant]:
+def fitted_order(ours: np.ndarray, theirs: np.ndarray, sizes: Collection[int]) -> Iterator[Bug]:
     """Yield the order in which the port has the reference's numbers along one axis.
 
     ours, theirs: the wrong tensor on both sides, each in its own shape. sizes: the sizes of all
@@ -196,7 +196,7 @@ def fitted_order(ours: np.ndarray, theirs: np.ndarray, sizes: Collection[int]) -
             source = torch.from_numpy(view.back(np.take(at, order, axis)))
             are_heads = 0 < axis < ours.ndim - 1 and size * ours.shape[-1] in sizes
             shown = ", ".join(map(str, order))
-            yield Variant(
+            yield Bug(
                 "head order (permuted)" if are_heads else "order (permuted)",
                 f"axis {axis} of {list(ours.shape)} in the order {shown}",
                 result(partial(_taken, source)),

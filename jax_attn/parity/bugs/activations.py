@@ -1,4 +1,4 @@
-"""Variants of activations and of their derivatives."""
+"""Bugs of activations and of their derivatives."""
 
 from collections.abc import Callable, Iterator
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jax_attn.parity.explaining.variants.variant import Call, Change, Variant
+from jax_attn.parity.bugs.bug import Bug, Call, Change
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -33,25 +33,25 @@ _STEP = 1e-5
 """Step of finite differences."""
 
 
-def activations(call: Call) -> Iterator[Variant]:
+def activations(call: Call) -> Iterator[Bug]:
     """Yield other activations in place of this one."""
     own = _OPERATORS[call.name](call)
     for name, function in ACTIVATIONS.items():
         if name != own:
-            yield Variant(
+            yield Bug(
                 f"activation ({name})",
                 f"the activation {name} in place of {own}",
                 _of_argument(function),
             )
 
 
-def derivatives(call: Call) -> Iterator[Variant]:
+def derivatives(call: Call) -> Iterator[Bug]:
     """Yield derivatives of other activations in the backward pass."""
     own = _OPERATORS[call.name.removesuffix("_backward")](call)
     for name, function in ACTIVATIONS.items():
         if name != own:
             says = f"the derivative of {name} in place of that of {own}"
-            yield Variant(f"activation ({name})", says, _derivative(function))
+            yield Bug(f"activation ({name})", says, _derivative(function))
 
 
 def _derivative(function: Callable[[Tensor], Tensor]) -> Change:

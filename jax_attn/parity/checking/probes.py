@@ -13,13 +13,12 @@ import numpy as np
 
 from jax_attn.parity.checking.arguments import has_gradient, input_doubts
 from jax_attn.parity.checking.canaries import try_canaries
-from jax_attn.parity.checking.canaries.data.integers import (
+from jax_attn.parity.checking.canaries.integers import (
     ignored_integers,
     integers_left_out,
     other_integers,
 )
-from jax_attn.parity.checking.canaries.data.kept_outputs import kept_outputs, other_inputs
-from jax_attn.parity.checking.canaries.data.small_features import small_features
+from jax_attn.parity.checking.canaries.outputs import kept_outputs, other_inputs, small_features
 from jax_attn.parity.checking.chosen import selected
 from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
 from jax_attn.parity.checking.prepared import Prepared

@@ -33,6 +33,8 @@ KINDS = MappingProxyType(
         "zero-gradient": "a gradient is zero up to rounding, whatever the inputs are",
         "padding-row": "torch computes no gradient for the padding row of an embedding",
         "neutral-weights": "weights or buffers hold only 0 or 1, as if they were left out",
+        "neutral-input": "a floating-point input holds only 0 or 1, as if it were left out",
+        "tiny-weights": "weights are so small that leaving them out would not show",
         "neutral-formula": "parameters hold only 0 or 1, at which several formulas agree",
         "other-numbers": "the port gives different numbers in each call",
         "finite-under-some": "outputs are finite only under some transforms",

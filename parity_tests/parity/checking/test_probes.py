@@ -13,7 +13,7 @@ from flax import nnx
 import jax_attn.parity.checking.check as checking
 from jax_attn import MultiHeadAttention
 from jax_attn.parity import Verdict, check
-from jax_attn.parity.checking.canaries.data.integers import other_integers
+from jax_attn.parity.checking.canaries.integers import other_integers
 from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, complete
 from jax_attn.parity.judge.result import Result
 from jax_attn.transfer import EMBEDDING, LAYOUTS, LINEAR, Layout, load

@@ -17,18 +17,18 @@ import torch
 from jax_attn.parity.bugs.planting import Watched, run_planted
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
-from jax_attn.parity.checking.canaries.data.batches import try_batches
-from jax_attn.parity.checking.canaries.data.equal_inputs import try_equal_inputs
-from jax_attn.parity.checking.canaries.data.mask_patterns import try_mask_patterns
-from jax_attn.parity.checking.canaries.data.neutral_weights import try_neutral_weights
-from jax_attn.parity.checking.canaries.data.padding_ids import try_padding_ids
-from jax_attn.parity.checking.canaries.data.positions import try_positions
-from jax_attn.parity.checking.canaries.data.unread import try_unread
 from jax_attn.parity.checking.canaries.epsilons import try_epsilons
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.inputs import try_batches, try_equal_inputs, try_positions
+from jax_attn.parity.checking.canaries.mask_patterns import try_mask_patterns
 from jax_attn.parity.checking.canaries.masks import try_masks
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
+from jax_attn.parity.checking.canaries.weights import (
+    try_neutral_weights,
+    try_padding_ids,
+    try_unread,
+)
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding

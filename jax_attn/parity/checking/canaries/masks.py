@@ -1,5 +1,7 @@
 """Canaries of masks among the inputs: each is inverted, and ignored."""
 
+import inspect
+
 import ml_dtypes
 import numpy as np
 
@@ -73,21 +75,47 @@ def is_mask(reference: Reference, name: str, a: np.ndarray) -> bool:
     """Return whether an input is a mask.
 
     Booleans are. Arrays of 0 and 1, or of numbers <= 0 that are added to the scores, are masks if
-    named like one. Under another name, only an array of one value is tested by its effect on the
-    softmax: if others hide a key, the facts about softmaxes show it.
+    their parameter is named like one. Others are tested by their effect on the softmax: a mask
+    hides keys, or would if it had another value.
     """
     if a.size == 0 or a.dtype == bool:
         return a.size > 0
     x = wide({"": a})[""]
     fits = np.isin(x, (0, 1)).all() or (is_float(a.dtype) and (x <= 0).all())
-    if not fits or any(word in name.lower() for word in _MASK_NAMES):
+    spoken = parameter_name(reference, name).lower()
+    if not fits or any(word in spoken for word in _MASK_NAMES):
         return bool(fits)
-    if x.min() != x.max() or x.max() not in (0, 1) or not _hides(reference, name, a):
+    if x.min() != x.max():
+        return bool(np.isin(x, (0, 1)).all()) and _hides_some(reference, name, a)
+    if x.max() not in (0, 1) or not _hides(reference, name, a):
         return False
     return not is_float(a.dtype) or x.max() == 1 or _is_added_to_scores(reference, name, a)
 
 
+def parameter_name(reference: Reference, name: str) -> str:
+    """Return the name of the parameter to which the reference's call binds an input."""
+    if not name.isdigit():
+        return name
+    call = reference.call or reference.module.forward
+    try:
+        names = [p.name for p in inspect.signature(call).parameters.values() if p.kind in _BY_PLACE]
+    except ValueError:  # a call written in C has no signature
+        return name
+    at = int(name) + bool(reference.call)  # a call takes the module first
+    return names[at] if at < len(names) else name
+
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _MASK_NAMES = ("mask", "allowed", "keep")
+
+
+def _hides_some(reference: Reference, name: str, a: np.ndarray) -> bool:
+    """Return whether fewer keys get no weight if all elements show a key, in either polarity."""
+    given = hidden_keys(reference)
+    return any(
+        hidden_keys(with_inputs(reference, {name: np.full_like(a, end)})) < given
+        for end in _ends(a)
+    )
 
 
 def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:

@@ -9,17 +9,21 @@ from jax_attn.parity.bugs import softmax
 from jax_attn.parity.bugs.bug import Site
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.softmax import SoftmaxBug
+from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.attention_facts import (
+    FAINT,
     SATURATED,
     SINGLE,
     AttentionFacts,
     Hiding,
 )
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt, not_tried
+from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, StandingNote
-from jax_attn.parity.run.inputs_and_runs import Run
+from jax_attn.parity.run.inputs_and_runs import Run, is_float
+from jax_attn.parity.run.modes.float64_mode import Float64
 
 # Planted in every softmax at once.
 _EVERYWHERE = (
@@ -62,6 +66,9 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         sites = sites or {site: effect.moved for site, effect in mode.effects.items()}
         if mode.planted and not prepared.would_fail(run):
             unseen.append(bug)
+    if softmax.OTHER_KEYS in unseen and facts.hiding() is FAINT and _no_input_shows(prepared):
+        unseen.remove(softmax.OTHER_KEYS)
+        notes.append(_ANY_ORDER)
     doubts = []
     if unseen and _reaches(prepared, None):
         doubts = [_doubt(bug, facts.hiding()) for bug in unseen]
@@ -91,6 +98,33 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         elif mode.planted and not prepared.would_fail(run):
             doubts.append(_doubt(softmax.STOPPED, facts.hiding()))
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
+
+
+def _no_input_shows(prepared: Prepared) -> bool:
+    """Return whether weights that go to other keys change no output on drawn inputs, either.
+
+    The sum of an entropy, or of a KL divergence, is the same in whatever order its terms are.
+    """
+    rng, reference = np.random.default_rng(prepared.seed), prepared.reference
+    drawn = {
+        name: rng.standard_normal(a.shape)
+        for name, a in named_inputs(reference).items()
+        if is_float(a.dtype) and not is_mask(reference, name, a)
+    }
+    others = with_inputs(reference, drawn)
+    right = run_planted(others, Float64())
+    wrong = run_planted(others, softmax.OTHER_KEYS.planted())
+    if not drawn or right is None or wrong is None:
+        return False
+    want = right.kinds["output"]
+    return all(same(got, want[name]) for name, got in wrong.kinds["output"].items())
+
+
+_ANY_ORDER = StandingNote(
+    "other-keys",
+    "the outputs do not depend on the order of a softmax's keys, so no inputs would reveal weights "
+    "that go to other keys",
+)
 
 
 def _doubt(bug: SoftmaxBug, hiding: Hiding) -> Finding:

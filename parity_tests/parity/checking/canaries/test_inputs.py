@@ -84,13 +84,16 @@ NO_MASK = {
     ),
     "an index of one row": (lambda x, row: only(x + TABLE[:1][row], None), np.zeros((B, T), int)),
 }
+NEUTRAL = {"a gain of 1", "an offset of 0", "a cache of zeros"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [*SEEN, *NO_MASK])
 def test_a_mask_that_matters_and_what_is_none_are_not_doubted(row):
     call, value = (SEEN | NO_MASK)[row]
-    assert try_on(lambda x, other: call(x, other), {"x": X, "other": value})[:2] == QUIET
+    tried = try_on(lambda x, other: call(x, other), {"x": X, "other": value})
+    notes = ["neutral-input"] if row in NEUTRAL else []
+    assert tried[:2] == ([], notes)
     if row in SEEN:
         assert try_on(lambda x, mask: call(x, mask), {"x": X, "mask": value})[:2] == QUIET
 
@@ -296,3 +299,44 @@ def test_a_softmax_that_only_chooses_is_noted_and_not_doubted(call):
 
 def test_weights_times_zero_are_used_all_the_same():
     assert "scale" in try_on(lambda x: x + attend(x, x, 0 * x), {"x": X}).doubts
+
+
+# --- what no input shows --------------------------------------------------------------------------
+
+
+def entropy(x):
+    return -(x.softmax(-1) * x.log_softmax(-1)).sum(-1)
+
+
+def divergence(x):
+    other = x.flip(-2)
+    return (x.softmax(-1) * (x.log_softmax(-1) - other.log_softmax(-1))).sum(-1)
+
+
+@pytest.mark.parametrize("call", [entropy, divergence])
+def test_sums_over_all_keys_are_not_doubted(call):
+    tried = try_on(call, (X,))
+    assert tried.doubts == []
+    assert "other-keys" in tried.standing
+
+
+def test_keys_that_are_alike_are_doubted_where_others_would_show():
+    assert "other-keys" in try_on(lambda x: attend(x, x, x), (UNIFORM,)).doubts
+
+
+@pytest.mark.parametrize("by", ["name", "place", "a call's place"])
+def test_a_mask_is_known_by_its_parameter(by):
+    class Masked(torch.nn.Module):
+        def forward(self, x, attention_mask):
+            return attend(x, x, x, attention_mask[:, None])
+
+    real = (np.arange(T) < np.array([[T], [4]])).astype(int)
+    call = (lambda x, mask: Masked()(x, mask)) if by == "a call's place" else Masked()
+    inputs = {"x": X, "attention_mask": real} if by == "name" else (X, real)
+    assert "mask-one-end" in try_on(call, inputs).standing
+
+
+def test_a_mask_of_any_name_is_known_by_what_it_hides():
+    real = (np.arange(T) < np.array([[T], [4]])).astype(int)
+    tried = try_on(lambda x, m: attend(x, x, x, m[:, None]), {"x": X, "m": real})
+    assert "mask-one-end" in tried.standing

@@ -39,7 +39,13 @@ BUFFERS = {
     "zeros, but for one": (torch.eye(D)[0], added, ""),
     "other numbers throughout": (2 * ONES, divided, ""),
     "zeros that nothing reads": (ZEROS, lambda x, b: 2 * x, ""),
-    "integers": (torch.zeros(D, dtype=torch.int64), added, ""),
+    "zero points": (torch.zeros(D, dtype=torch.int8), lambda x, b: x - b, "0"),
+    "a count that nothing reads": (torch.tensor(0), lambda x, b: 2 * x, ""),
+    "rows of a table of one": (
+        torch.zeros(D, dtype=torch.int64),
+        lambda x, rows: x + torch.ones(1, 1)[rows, 0],
+        "",
+    ),
 }
 
 
@@ -90,3 +96,44 @@ def test_parameters_that_were_drawn_are_not_noted():
     for gradients in (True, False):
         notes = try_on(module, (X,), gradients=gradients).notes
         assert {*notes}.isdisjoint({"neutral-weights", "neutral-formula"})
+
+
+class Scaled(torch.nn.Module):
+    """A branch with a factor, as LayerScale's."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = torch.nn.Parameter(factor * ONES)
+
+    def forward(self, x):
+        return x + self.factor * torch.tanh(x)
+
+
+FACTORS = {
+    "below rounding": (1e-9, False, True),
+    "below rounding, with gradients": (1e-9, True, False),
+    "far above rounding": (1e-3, False, False),
+}
+
+
+@pytest.mark.parametrize("row", FACTORS)
+def test_a_factor_too_small_to_show_is_noted(row):
+    factor, gradients, noted = FACTORS[row]
+    tried = try_on(Scaled(factor), (X,), gradients=gradients)
+    assert ("tiny-weights" in tried.notes) == noted, tried.said
+
+
+INPUTS = {
+    "zeros that are added": (added, np.zeros(D), False, True),
+    "ones that divide": (divided, np.ones(D), False, True),
+    "zeros that are added, with gradients": (added, np.zeros(D), True, False),
+    "twos": (divided, 2 * np.ones(D), False, False),
+    "zeros that nothing reads": (lambda x, b: 2 * x, np.zeros(D), False, False),
+}
+
+
+@pytest.mark.parametrize("row", INPUTS)
+def test_an_input_that_does_nothing_is_noted(row):
+    call, given, gradients, noted = INPUTS[row]
+    tried = try_on(call, (X, given), gradients=gradients)
+    assert ("neutral-input" in tried.notes) == noted, tried.said

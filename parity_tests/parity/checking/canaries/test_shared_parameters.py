@@ -9,7 +9,7 @@ from flax import nnx
 from torch import nn
 
 from jax_attn import parity
-from jax_attn.parity.checking.canaries.data import neutral_weights
+from jax_attn.parity.checking.canaries import weights
 from jax_attn.parity.judge.compare import Verdict
 
 IDS = np.random.default_rng(0).integers(0, 20, (3, 7))
@@ -77,6 +77,6 @@ def test_a_run_that_writes_to_shared_parameters_is_told(reference, monkeypatch):
 
         return reference.called(call)
 
-    monkeypatch.setattr(neutral_weights, "with_tensors", written)
+    monkeypatch.setattr(weights, "with_tensors", written)
     with pytest.raises(RuntimeError, match=r"norm\.weight"):
         parity.check(reference, Port(reference), INPUTS, **JITTED)

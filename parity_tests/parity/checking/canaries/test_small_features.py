@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_attn.parity.checking.canaries.data.small_features import small_features
+from jax_attn.parity.checking.canaries.outputs import small_features
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import float_dtype

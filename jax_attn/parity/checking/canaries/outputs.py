@@ -1,4 +1,4 @@
-"""Detect a port that keeps its first outputs outside its Variables and returns them again."""
+"""What outputs cannot show by themselves: small features, and outputs that a port keeps."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,49 @@ import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.checking.canaries.findings import FINE
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.compare import Verdict, rms
-from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.compare import POWER, Verdict, rms
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, wide
 from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.port import Port, full_precision
+
+# --- features too small for their errors to show --------------------------------------------------
+
+
+def small_features(prepared: Prepared) -> tuple[Finding, ...]:
+    """Note outputs in which some features, along the last axis, may err by a tenth of their size.
+
+    Sums that mix features carry roundings of large ones to small ones, so the budget of the whole
+    allows for them. In a coarse dtype many features are like that, so it gets no note.
+    """
+    notes = []
+    outputs = prepared.exact.kinds["output"] if prepared.dtype in FINE else {}
+    for name, want in outputs.items():
+        budget = prepared.budgets["output"][name]
+        if want.ndim < 2 or not want.size or not np.isfinite(want).all():
+            continue
+        axes, features = tuple(range(want.ndim - 1)), want.shape[-1]
+        unseen = (POWER * np.abs(want) <= budget.element).all(axes)
+        small = unseen & (np.sqrt(np.square(want).mean(axes)) > budget.zero)
+        if not 0 < small.sum() < features:
+            continue  # if all are small, the output has no power, and the comparison reports it
+        wrong = np.where(small, (1 - POWER) * want, want)
+        if prepared.judge_one("output", name, "planted", wrong).verdict is Verdict.FAIL:
+            continue
+        notes.append(
+            f"{int(small.sum())} of the {features} features of output {name!r}, along its last "
+            f"axis, are so much smaller than the others that an error of {POWER:.0%} in them would "
+            "pass; to show it, use a reference_call and port_call that return them under a "
+            "name of their own"
+        )
+    return findings("small-features", notes)
+
+
+# --- a port that returns its first outputs again --------------------------------------------------
 
 
 class OtherInputs(NamedTuple):

@@ -11,7 +11,7 @@ from jax_attn.parity.bugs.bug import HIDES
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
-from jax_attn.parity.checking.canaries.masks import is_mask
+from jax_attn.parity.checking.canaries.masks import is_mask, parameter_name
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run.inputs_and_runs import is_float, wide
@@ -61,7 +61,7 @@ def _of_axes(
 
 def _of_bias(prepared: Prepared, name: str, bias: np.ndarray) -> Iterator[Finding]:
     """Note a bias that acts as a mask, with values of only 0 and a fill."""
-    if "bias" not in name.lower():
+    if "bias" not in parameter_name(prepared.reference, name).lower():
         return
     values = np.unique(wide({name: bias})[name])
     if len(values) != 2 or values[1] != 0 or values[0] > HIDES:

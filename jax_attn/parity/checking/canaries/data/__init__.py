@@ -1,1 +1,0 @@
-"""Canaries of a port's data: its inputs, its weights, and outputs that it keeps."""

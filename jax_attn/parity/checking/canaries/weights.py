@@ -1,0 +1,241 @@
+"""Canaries of weights: those without effect, those that nothing reads, and a padding row."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.tensors import named_inputs, with_inputs, with_tensors
+from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.masks import is_mask
+from jax_attn.parity.checking.canaries.seen import same
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.judge.finding import Finding, StandingNote, findings
+from jax_attn.parity.judge.text import quoted
+from jax_attn.parity.run.inputs_and_runs import Run, is_float
+from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+from jax_attn.parity.run.modes.float64_mode import Float64, is_view
+
+# --- a running mean of 0, a norm's weight of 1 ----------------------------------------------------
+
+
+_NEUTRAL = (0.0, 1.0)
+"""Adding 0 has no effect; multiplying or dividing by 1 has none."""
+
+_REMEDY = "other numbers there on both sides, such as those of a trained model"
+
+
+_TINY = 1e-3
+"""A factor of this size, as of LayerScale, makes a branch too small to show."""
+
+
+def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
+    """Note neutral weights that would change the outputs at other values; one run for each name.
+
+    A gradient shows that a parameter is read, but not in which formula: 1 + w and exp(w) agree at
+    0. A sum has one formula, so a bias is not noted if gradients are compared.
+    """
+    module = prepared.reference.module
+    kept = module.state_dict().keys()  # not the integers of a buffer that no checkpoint has
+    buffers = [(k, x) for k, x in module.named_buffers() if x.is_floating_point() or k in kept]
+    notes: list[Finding] = list(_left_out(prepared, "buffer", buffers))
+    if prepared.gradients:
+        for value, names in _constants(module.named_parameters()):
+            if value in _NEUTRAL and "bias" not in names[0].rpartition(".")[2]:
+                notes.append(_formula(names, value))
+    else:
+        notes += _left_out(prepared, "parameter", module.named_parameters())
+        notes += _tiny(prepared)
+        notes += _neutral_inputs(prepared)
+    return DoubtsAndNotes((), tuple(notes))
+
+
+def _constants(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[float, list[str]]]:
+    """Yield each value with the tensors that hold only it, grouped by last name."""
+    alike: dict[tuple[str, float], list[str]] = {}
+    for name, x in tensors:
+        if x.dtype is not torch.bool and not x.is_complex() and x.numel():
+            first = float(x.detach().flatten()[0])
+            if bool((x == first).all()):
+                alike.setdefault((name.rpartition(".")[2], first), []).append(name)
+    return ((value, names) for (_, value), names in alike.items())
+
+
+def _left_out(
+    prepared: Prepared, kind: str, tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[Finding]:
+    for value, names in _constants(tensors):
+        if value in _NEUTRAL and _changes_outputs(prepared, {*names}, _other):
+            s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+            yield Finding(
+                "neutral-weights",
+                f"{kind}{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port "
+                f"that leaves {them} out may pass; to show it, use {_REMEDY}",
+            )
+
+
+def _tiny(prepared: Prepared) -> Iterator[Finding]:
+    """Note the factors that would change the outputs if they were 1, and do not as they are."""
+    for value, names in _constants(prepared.reference.module.named_parameters()):
+        if not 0 < abs(value) <= _TINY or _changes_outputs(prepared, {*names}, torch.zeros_like):
+            continue
+        if _changes_outputs(prepared, {*names}, torch.ones_like):
+            s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+            yield Finding(
+                "tiny-weights",
+                f"parameter{s} {quoted(names)} of the reference {are} {value:g} throughout, so "
+                f"small that a port without {them}, or without what {them} multiplies, would pass; "
+                f"to show it, use {_REMEDY}, or gradients=True",
+            )
+
+
+def _neutral_inputs(prepared: Prepared) -> Iterator[Finding]:
+    """Note floating-point inputs of only 0 or 1 that would change the outputs at other values.
+
+    No port leaves out its only input."""
+    inputs = named_inputs(prepared.reference)
+    for name, a in inputs.items() if len(inputs) > 1 else ():
+        is_one = a.size > 0 and is_float(a.dtype) and (a == a.flat[0]).all()
+        if not is_one or a.flat[0] not in _NEUTRAL or is_mask(prepared.reference, name, a):
+            continue
+        others = {name: a + np.linspace(0.25, 0.75, a.size, dtype=a.dtype).reshape(a.shape)}
+        run = run_planted(with_inputs(prepared.reference, others), Float64())
+        if run is not None and prepared.would_fail(run):
+            yield Finding(
+                "neutral-input",
+                f"input {name!r} is {float(a.flat[0]):g} throughout, so a port that leaves it out "
+                "may pass; to show it, use other numbers, or gradients=True",
+            )
+
+
+def _formula(names: list[str], value: float) -> StandingNote:
+    s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+    return StandingNote(
+        "neutral-formula",
+        f"parameter{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port that "
+        f"uses {them} in another formula, such as exp(w) for 1 + w, may pass; to show it, use "
+        f"{_REMEDY}",
+    )
+
+
+def _changes_outputs(
+    prepared: Prepared, names: set[str], change: Callable[[torch.Tensor], torch.Tensor]
+) -> bool:
+    """Return whether other values of these buffers or parameters would fail an output."""
+    module = prepared.reference.module
+    held = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    tied = {id(x) for name, x in held if name in names}
+    others = with_tensors(prepared.reference, {name: change for name, x in held if id(x) in tied})
+    run = run_planted(others, Float64())
+    return run is not None and prepared.would_fail(run)
+
+
+def _other(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same kind whose numbers are others."""
+    if not x.is_floating_point():
+        return x + (torch.arange(1, x.numel() + 1, dtype=x.dtype) % 2).reshape(x.shape)
+    return x + torch.linspace(0.25, 0.75, x.numel(), dtype=x.dtype).reshape(x.shape)
+
+
+# --- weights that no output depends on, such as experts that no input is routed to ----------------
+
+
+class _Reads(Float64):
+    """Float64 that records the storages that operators read, unless the result has no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+        self.parameters: dict[str, int] = {}
+
+    def run_on(self, module: torch.nn.Module) -> None:
+        self.parameters = {
+            name: p.untyped_storage().data_ptr() for name, p in module.named_parameters()
+        }
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not is_view(func) and (not isinstance(result, torch.Tensor) or result.numel()):
+            read = tensors_of((args, dict(kwargs or {})))
+            self.storages.update(x.untyped_storage().data_ptr() for x in read)
+        return result
+
+
+def try_unread(prepared: Prepared) -> DoubtsAndNotes:
+    """Note the parameters that no operator reads, if gradients are not compared."""
+    if prepared.gradients:
+        return DoubtsAndNotes((), ())
+    mode = _Reads()
+    if run_planted(prepared.reference, mode) is None:
+        return DoubtsAndNotes((), ())
+    unread = [name for name, storage in mode.parameters.items() if storage not in mode.storages]
+    if not unread:
+        return DoubtsAndNotes((), ())
+    them = "them" if unread[1:] else "it"
+    note = (
+        f"no input reaches {quoted(unread)}: no output is computed from {them}, so a port with "
+        f"other numbers there may pass; to show it, use inputs that are routed to {them}"
+    )
+    return DoubtsAndNotes((), (Finding("unreached-weights", note),))
+
+
+# --- ids without padding, which the reference treats specially (RoBERTa's positions) --------------
+
+
+def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
+    """Note ids without their embedding's padding id if the reference treats that id specially.
+
+    If two ids are exchanged, and their rows of the embedding too, the outputs stay the same, unless
+    one of the ids has a meaning beyond its row.
+    """
+    notes = []
+    for path, table in prepared.reference.module.named_modules():
+        if not isinstance(table, torch.nn.Embedding) or (pad := table.padding_idx) is None:
+            continue
+        for name, ids in named_inputs(prepared.reference).items():
+            if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).any():
+                continue
+            used = int(ids.flat[ids.size // 2])
+            exchanged = partial(_exchanged, prepared, path, name, used)
+            other = next((i for i in range(len(table.weight)) if i not in (pad, used)), used)
+            if _is_same(prepared, exchanged(other)) and _differs(prepared, exchanged(pad)):
+                notes.append(
+                    f"no id of input {name!r} is {pad}, the padding of `{path}`, which the "
+                    "reference treats apart from other ids, so what the port makes of it was not "
+                    f"checked; to show it, use rows that end in some ids of {pad}"
+                )
+    return DoubtsAndNotes((), findings("no-padding", notes))
+
+
+def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:
+    """Run the reference with ids `a` and `b` exchanged, and rows `a` and `b` of one embedding."""
+    ids = named_inputs(prepared.reference)[name]
+    others = np.where(ids == a, b, np.where(ids == b, a, ids))
+
+    def rows(table: torch.Tensor) -> torch.Tensor:
+        table[[a, b]] = table[[b, a]]
+        return table
+
+    reference = with_tensors(prepared.reference, {f"{path}.weight".removeprefix("."): rows})
+    return run_planted(with_inputs(reference, {name: others}), Float64())
+
+
+def _is_same(prepared: Prepared, run: Run | None) -> bool:
+    exact = prepared.exact.kinds["output"]
+    return run is not None and all(
+        got.shape == exact[name].shape and same(got, exact[name])
+        for name, got in run.kinds["output"].items()
+    )
+
+
+def _differs(prepared: Prepared, run: Run | None) -> bool:
+    return run is not None and prepared.would_fail(run)

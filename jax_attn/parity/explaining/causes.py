@@ -8,30 +8,25 @@ import contextlib
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import PRODUCTS, Bug, Call
-from jax_attn.parity.bugs.catalogue import bugs_of
 from jax_attn.parity.bugs.general import scales
 from jax_attn.parity.bugs.heads import fitted_base, fitted_order
 from jax_attn.parity.bugs.masks import fitted_mask
-from jax_attn.parity.bugs.planting import planting, run_planted, unchanged
+from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.explaining.align import APART, Aligner, Order
 from jax_attn.parity.explaining.cause import Cause
+from jax_attn.parity.explaining.planted_by_tap import PlantedByTap, Reached, Scout
 from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.taps.tap import Tap, ancestors
-from jax_attn.parity.explaining.taps.tapping import Tapping
-from jax_attn.parity.explaining.wirings import skips, wirings
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.parity.run.modes.constants import tensors_of
-from jax_attn.parity.run.modes.float64_mode import Unperturbed
 from jax_attn.parity.run.reference import Reference
 
 _MOST_SITES = 48
@@ -83,116 +78,8 @@ class _Tried(NamedTuple):
 
 _FEW = 0.05
 """The largest share of a tensor's numbers that may round to the other neighbour."""
-_COPIES = {"aten._to_copy", "aten.clone"}
 
 
-class _Reached(BaseException):
-    """The requested tensor has been computed."""
-
-
-class _PartsToo(Unperturbed):
-    """Float64 mode that computes splits, as of queries, keys and values, like other results."""
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
-    ) -> Any:
-        if func.overloadpacket.__name__ == "split":
-            return self.compute(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-class _Planted(Tapping, _PartsToo):
-    """Float64 mode in which some calls are changed, by the index of the tap that each computes."""
-
-    def begin(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        last: int,
-        changes: Mapping[int, Bug],
-        held: Mapping[int, Tap],
-    ) -> None:
-        """Prepare for a run.
-
-        last: the tap at which to stop. held: tap -> the tap whose numbers it takes, because they
-        are right on both sides.
-        """
-        self.tap({name: x.numpy() for name, x in parameters.items()}, None)
-        self._parameters, self._last = parameters, last
-        self._changes, self._held = changes, held
-        self._memory: dict[str, torch.Tensor] = {}
-
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
-    ) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if len(self.taps) > self._last:
-            raise _Reached
-        return result
-
-    def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        call = Call(
-            func.overloadpacket.__name__,
-            unchanged(super().compute, func),
-            args,
-            kwargs,
-            self._leaves(args),
-            self._parameters,
-            torch._C._current_graph_task_id() != -1,
-            self._memory,
-        )
-        result = call.result()
-        here = range(len(self.taps), len(self.taps) + len(tensors_of(result)))
-        return self.changed(here, call, result) if here else result
-
-    def changed(self, here: range, call: Call, result: Any) -> Any:
-        """Return the result that replaces a call's own. here: the indices of its taps."""
-        if (bug := next((self._changes[i] for i in here if i in self._changes), None)) is not None:
-            with planting(call):
-                changed = bug.change(call)
-            is_one = isinstance(result, torch.Tensor) and result.shape == changed.shape
-            return _laid_out(changed, result) if is_one else changed
-        if (held := self._held.get(here[0])) is not None and isinstance(result, torch.Tensor):
-            return _laid_out(torch.from_numpy(held.value).reshape(result.shape), result)
-        return result
-
-    def _leaves(self, args: tuple) -> tuple[str, ...]:
-        """Return for each argument the parameter that it is, or is a copy of, or ""."""
-        names = []
-        for x in args:
-            index = self.known(x) if isinstance(x, torch.Tensor) else None
-            tap = None if index is None else self.taps[index]
-            while tap is not None and tap.op in _COPIES and tap.parents:
-                tap = self.taps[tap.parents[0]]
-            names.append(tap.place.module if tap and tap.op == "parameter" else "")
-        return tuple(names)
-
-
-def _laid_out(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Copy with the strides of another tensor, since a module may choose operations by strides."""
-    return torch.empty_like(like, dtype=x.dtype).copy_(x)
-
-
-class _Scout(_Planted):
-    """An unchanged run that collects the bugs of the calls at given sites."""
-
-    def look(self, sites: Sequence[int], others: "_Others") -> None:
-        """Set the sites. others: maps a site to tensors that the port may read instead."""
-        self._sites, self._others = frozenset(sites), others
-        self.bugs: dict[int, tuple[Bug, ...]] = {}
-        self.skips: dict[int, tuple[Bug, ...]] = {}
-        self.wirings: dict[int, tuple[Bug, ...]] = {}
-
-    def changed(self, here: range, call: Call, result: Any) -> Any:
-        if (site := next((i for i in reversed(here) if i in self._sites), None)) is not None:
-            others = self._others(site)
-            with planting(call):
-                self.bugs[site] = tuple(bugs_of(call))
-                self.skips[site] = tuple(skips(call, others))
-                self.wirings[site] = tuple(wirings(call, [tap for _, tap in others]))
-        return super().changed(here, call, result)
-
-
-_Others = Callable[[int], Sequence[tuple[str | None, Tap]]]
 _STEPS = (
     ("rotary", {"cat", "neg"}),
     ("softmax", {"_softmax"}),
@@ -242,8 +129,8 @@ class _Trials:
                 yield self._tried(site, bug, {site: bug})
 
     @cached_property
-    def _scout(self) -> "_Scout":
-        scout = _Scout()
+    def _scout(self) -> Scout:
+        scout = Scout()
         scout.look(self._sites, self._others)
         self._run(scout, {}, {})
         return scout
@@ -322,7 +209,7 @@ class _Trials:
         changes: Mapping[int, Bug],
         held: Mapping[int, Tap] | None = None,
     ) -> _Tried:
-        mode = _Planted()
+        mode = PlantedByTap()
         is_run = self._run(mode, changes, held or {})
         orders = self._orders(mode.taps, bug.unit) if is_run else None
         distances = _nearest(orders) if orders else self._before
@@ -340,10 +227,10 @@ class _Trials:
         given = {is_plain for d, is_plain in orders[0] if d <= APART} if orders else set()
         return _Tried(cause, 2 if True in given else len(given))
 
-    def _run(self, mode: _Planted, changes: Mapping[int, Bug], held: Mapping[int, Tap]) -> bool:
+    def _run(self, mode: PlantedByTap, changes: Mapping[int, Bug], held: Mapping[int, Tap]) -> bool:
         """Run up to the wrong tensors; return whether the same operations reached them."""
         mode.begin(self._parameters, max(self._targets), changes, {**self._matched, **held})
-        with np.errstate(all="ignore"), contextlib.suppress(_Reached):
+        with np.errstate(all="ignore"), contextlib.suppress(Reached):
             if run_planted(self._reference, mode, self._cotangents) is None:
                 return False
         return len(mode.taps) > max(self._targets) and all(

@@ -11,8 +11,7 @@ stays wrong, the error originates there; if it is right, one of its inputs broug
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from jax_attn.parity.explaining.align import Aligner, difference
 from jax_attn.parity.explaining.region import Pair, Region, Replaced, Wrong
+from jax_attn.parity.explaining.replaced_run import ReplacedRun
 from jax_attn.parity.explaining.taps.jax_taps import Program
 from jax_attn.parity.explaining.taps.tap import Tap, ancestors
 
@@ -42,70 +42,6 @@ _Same = tuple[int, int]
 """A tap of the port, and the tap of the reference that it is or should be."""
 
 
-class _View:
-    """One run of the port, with some tensors replaced, compared with the reference's tensors.
-
-    before: a run with fewer replaced tensors; taps that the others do not change are known from it.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        aligner: Aligner,
-        wanted: Collection[str],
-        replaced: Mapping[int, np.ndarray],
-        before: "_View | None" = None,
-    ):
-        self.taps = program.taps(replaced)
-        self.outputs = {i: name for name in wanted for i in program.outputs[name]}
-        self.replaced = replaced
-        self._aligner, self._before = aligner, before
-        self._same: dict[int, list[int]] = {}
-
-    @cached_property
-    def changed(self) -> set[int]:
-        """The taps that follow from tensors that are replaced here and not before."""
-        changed = set(self.replaced) - set(self._before.replaced if self._before else ())
-        for tap in self.taps:
-            if changed.intersection(tap.parents):
-                changed.add(tap.index)
-        return changed
-
-    def same(self, index: int) -> list[int]:
-        """Return the reference's taps that are the same tensor as a tap."""
-        if self._before is not None and index not in self.changed:
-            return self._before.same(index)
-        if index not in self._same:
-            self._same[index] = self._aligner.partners(self.taps[index])
-        return self._same[index]
-
-    @cached_property
-    def wrong(self) -> list[int]:
-        """The taps that make an output wrong, in order; no tap between them and it is right."""
-        wrong: set[int] = set()
-        left = list(self.outputs)
-        while left:
-            index = left.pop()
-            if index not in wrong and not self._is_right(index):
-                wrong.add(index)
-                left += self.taps[index].parents
-        told = {
-            i
-            for i in wrong
-            if self.taps[i].tells or (self.taps[i].has_nan and self.taps[i].parents)
-        }
-        return sorted(told | wrong.intersection(self.outputs))
-
-    def _is_right(self, index: int) -> bool:
-        """Return whether a tap is one of the reference's; an output must be that of its name."""
-        same = self.same(index)
-        return bool(self.results(index).intersection(same) if index in self.outputs else same)
-
-    def results(self, index: int) -> set[int]:
-        """Return the reference's taps that an output may be."""
-        return self._aligner.results(self.outputs[index])
-
-
 def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) -> Iterator[Region]:
     """Yield every region that makes an output in `wanted` wrong, in order.
 
@@ -113,7 +49,7 @@ def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) ->
     """
     replaced: Replaced = {}
     for _ in range(_MOST_REGIONS):
-        view = _View(program, aligner, wanted, replaced)
+        view = ReplacedRun(program, aligner, wanted, replaced)
         if not view.wrong:
             return
         search = _Search(program, aligner, view, wanted)
@@ -137,7 +73,7 @@ def births(
     aligner: aligner of the reference's finer tensors. index: maps a tap of the region to its index
     there.
     """
-    view = _View(program, aligner, wanted, region.replaced)
+    view = ReplacedRun(program, aligner, wanted, region.replaced)
     search = _Search(program, aligner, view, wanted)
     wrong, after = region.first_wrong, region.after
     last = after.ours.index, index(after.theirs)
@@ -147,7 +83,9 @@ def births(
 class _Search:
     """Search for the first wrong region of one view."""
 
-    def __init__(self, program: Program, aligner: Aligner, view: _View, wanted: Collection[str]):
+    def __init__(
+        self, program: Program, aligner: Aligner, view: ReplacedRun, wanted: Collection[str]
+    ):
         self._program, self._aligner, self._view, self._wanted = program, aligner, view, wanted
         self._wrong = set(view.wrong)
 
@@ -320,15 +258,15 @@ class _Search:
         read = {p for i in self._view.taps[index].parents for p in self._known(i)}
         return not read.isdisjoint(self._aligner.taps[theirs].parents)
 
-    def _beside(self, view: _View, index: int) -> set[int]:
+    def _beside(self, view: ReplacedRun, index: int) -> set[int]:
         """Return the right, unchanged tensors from which a changed tap is computed."""
         changed = ancestors(view.taps, [index]) & view.changed
         read = {p for i in changed for p in view.taps[i].parents} - view.changed
         return {p for p in read if view.same(p)}
 
-    def _run(self, more: Replaced) -> _View:
+    def _run(self, more: Replaced) -> ReplacedRun:
         replaced = {**self._view.replaced, **more}
-        return _View(self._program, self._aligner, self._wanted, replaced, self._view)
+        return ReplacedRun(self._program, self._aligner, self._wanted, replaced, self._view)
 
     def _region(self, index: int, theirs: int, after: _Same) -> Region:
         taps = self._view.taps

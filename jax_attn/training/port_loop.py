@@ -1,7 +1,8 @@
 """Train an NNX module by a compiled optax transformation."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import optax
 from flax import nnx
 from jax.tree_util import GetAttrKey, keystr, tree_flatten_with_path
 
+from jax_attn.parity.run.port import x64_for
 from jax_attn.training.runs import (
     MOMENT_FIELDS,
     Arrays,
@@ -61,38 +63,109 @@ class PortLoop:
 
         return jax.jit(gradients)
 
-    def free_run(self, tx: optax.GradientTransformation, steps: int, accumulate: int) -> FreeRun:
-        """Run `steps` updates, each from `accumulate` batches."""
-        params, state, update = self.start, tx.init(self.start), _compiled_update(tx)
+    def free_run(
+        self,
+        tx: optax.GradientTransformation,
+        steps: int,
+        accumulate: int,
+        *,
+        dtype: str | None = None,
+    ) -> FreeRun:
+        """Run `steps` updates, each from `accumulate` batches. dtype: the optimizer's, if another
+        than that of the masters."""
+        updates = _Updates(tx, self.start, dtype or self._master_dtype)
         losses: list[jax.Array] = []
         first: Parameters = {}
         moved = {}
         for i in range(steps * accumulate):
+            params = {path: jnp.array(a, self._master_dtype) for path, a in updates.now.items()}
             loss, gradients = self._gradients(params, self.batches[i % len(self.batches)])
             losses.append(loss)
             first = first or gradients
-            params, state = update(params, state, gradients)
+            updates.make(gradients)
             step, left = divmod(i + 1, accumulate)
             if not left and step in checkpoints(steps):
-                moved[step] = self._moved(params)
+                moved[step] = updates.moved()
         return FreeRun(np.array([float(loss) for loss in losses]), _arrays(first), moved)
 
     def replay(
-        self, tx: optax.GradientTransformation, gradients: Sequence[Arrays], accumulate: int
+        self,
+        tx: optax.GradientTransformation,
+        gradients: Sequence[Arrays],
+        accumulate: int,
+        *,
+        dtype: str | None = None,
     ) -> Replay:
-        """Run updates from the given gradients, each path -> array."""
-        params, state, update = self.start, tx.init(self.start), _compiled_update(tx)
+        """Run updates from the given gradients, each path -> array. dtype: as for `free_run`."""
+        updates = _Updates(tx, self.start, dtype or self._master_dtype)
         moved = {}
         for i, by_path in enumerate(gradients):
-            masters = {path: jnp.array(g, self._master_dtype) for path, g in by_path.items()}
-            params, state = update(params, state, masters)
+            updates.make(by_path)
             step, left = divmod(i + 1, accumulate)
             if not left:
-                moved[step] = self._moved(params)
-        return Replay(moved, moments(state))
+                moved[step] = updates.moved()
+        return Replay(moved, moments(updates.state))
 
-    def _moved(self, params: Parameters) -> dict[str, np.ndarray]:
-        return difference(_arrays(params), _arrays(self.start))
+    def drift(
+        self, tx: optax.GradientTransformation, gradients: Sequence[Arrays], accumulate: int
+    ) -> dict[int, float]:
+        """Return how far the optimizer's rounding moves the parameters: update -> share of their
+        movement in float64. The gradients are taken in turn."""
+        stacked = {path: np.stack([g[path] for g in gradients]) for path in gradients[0]}
+        size = sum(a.size for a in self.start.values())
+        runs = [_Updates(tx, self.start, x) for x in (self._master_dtype, "float64")]
+        shares, made = {}, 0
+        for updates in (n for n in _DRIFTS if n == 1 or n * accumulate * size <= _MOST):
+            for run in runs:
+                run.make_many(stacked, made, updates * accumulate)
+            made = updates * accumulate
+            ours, right = (run.moved() for run in runs)
+            off = sum(float(np.square(ours[path] - a).sum()) for path, a in right.items())
+            total = sum(float(np.square(a).sum()) for a in right.values())
+            shares[updates] = math.sqrt(off / total) if total else 0.0
+        return shares
+
+
+_DRIFTS, _MOST = (1, 100, 10_000), 2**31
+"""Updates after which a drift is measured, and the numbers to update for it at most."""
+
+
+class _Updates:
+    """Updates of parameters by a compiled optimizer, in the optimizer's own dtype."""
+
+    def __init__(self, tx: optax.GradientTransformation, start: Parameters, dtype: str):
+        self._dtype, self._update = dtype, _compiled_update(tx)
+        self._start = _arrays(start)
+        with x64_for(dtype):
+            self.now = self._given(self._start)
+            self.state = tx.init(self.now)
+
+    def make(self, gradients: Mapping[str, Any]) -> None:
+        """Make one update."""
+        with x64_for(self._dtype):
+            self.now, self.state = self._update(self.now, self.state, self._given(gradients))
+
+    def make_many(self, gradients: Mapping[str, np.ndarray], first: int, end: int) -> None:
+        """Make the updates from `first` to `end`, of stacked gradients taken in turn."""
+
+        def one(i: jax.Array, now: tuple[Parameters, Any], stacked: Parameters) -> Any:
+            taken = {path: a[i % a.shape[0]] for path, a in stacked.items()}
+            return self._update(*now, taken)
+
+        @jax.jit
+        def many(now: tuple[Parameters, Any], stacked: Parameters, first: int, end: int) -> Any:
+            return jax.lax.fori_loop(first, end, partial(one, stacked=stacked), now)
+
+        with x64_for(self._dtype):
+            now = self.now, self.state
+            self.now, self.state = many(now, self._given(gradients), first, end)
+
+    def moved(self) -> dict[str, np.ndarray]:
+        """Return the distance of each parameter from its start."""
+        return difference(_arrays(self.now), self._start)
+
+    def _given(self, arrays: Mapping[str, Any]) -> Parameters:
+        return {path: jnp.array(np.asarray(a), self._dtype) for path, a in arrays.items()}
 
 
 def moments(state: Any) -> dict[str, Arrays]:

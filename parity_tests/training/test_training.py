@@ -129,6 +129,53 @@ def test_a_ports_own_optimizer_is_what_is_judge_case():
     assert result.verdict is Verdict.FAIL
 
 
+OWN = {
+    "as it is": (optax.adamw(0.02, weight_decay=0.2), Verdict.PASS, ["optimizer-rounding"], ""),
+    "a rate 1e-4 too large": (
+        optax.adamw(0.02 * 1.0001, weight_decay=0.2),
+        Verdict.FAIL,
+        [],
+        "a learning rate 1.0001 times as large",
+    ),
+    "another decay": (
+        optax.adamw(0.02, weight_decay=1e-4),
+        Verdict.FAIL,
+        [],
+        "weight_decay=0.0001 in place of 0.2",
+    ),
+    "moments in bfloat16": (
+        optax.adamw(0.02, weight_decay=0.2, mu_dtype="bfloat16"),
+        Verdict.FAIL,
+        [],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_rounding_in_optaxs_own_optimizer_is_told_from_what_it_computes(name):
+    tx, verdict, notes, cause = OWN[name]
+    reference, port = layers("float32")
+    result = parity.check_training(
+        reference,
+        port,
+        batches(),
+        layout=transfer.LINEAR,
+        optimizer=lambda m: AdamW(m.parameters(), 0.02, weight_decay=0.2),
+        loss="mse",
+        port_call=lambda module, input: module(input),
+        port_optimizer=tx,
+        steps=4,
+    )
+    assert result.verdict is verdict, str(result)
+    assert [kind for kind in kinds(result, "note") if kind == "optimizer-rounding"] == notes
+    if notes:
+        (said,) = sentences(result, "optimizer-rounding")
+        assert all(f"after {n} update" in said for n in ("1", "100", "10,000"))
+    if cause:
+        assert cause in result.explain().sentence
+
+
 def test_an_optimizer_that_keeps_no_state_fails_by_name():
     result = judge_case("SGD, momentum", optax.sgd(0.1))
     assert any("momentum_buffer of kernel" in x for x in sentences(result, "moment-missing"))

@@ -94,7 +94,7 @@ KINDS = MappingProxyType(
         "moment-not-compared": "a state of torch's optimizer has no known counterpart",
         "option-left-out": "ignoring an option of the optimizer would not show",
         "drift": "a parameter moves only by rounding",
-        "own-optimizer": "the caller passed the port's optimizer",
+        "optimizer-rounding": "the port's optimizer differs from torch's only by its own rounding",
         "recipe-rate": "wrong updates are those of another learning rate",
         "recipe-option": "wrong updates are those of another option, or of a missing one",
         "recipe-schedule": "wrong updates are those of another schedule",

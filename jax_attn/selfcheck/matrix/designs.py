@@ -13,12 +13,11 @@ import torch
 from flax import nnx
 
 import torch_ref
-from jax_attn import nn as ported
 from jax_attn.attention import rotary
 from jax_attn.selfcheck.matrix import cached_calls, calls
 from jax_attn.selfcheck.matrix.cases import Size
 from jax_attn.selfcheck.matrix.masks import DROPPED
-from jax_attn.selfcheck.matrix.ports import PortBuilder
+from jax_attn.selfcheck.matrix.ports import EmbeddedAttention, PortBuilder
 from jax_attn.selfcheck.oracle import Norm, Turn
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
@@ -61,12 +60,6 @@ class Design:
     def key_heads(self, size: Size) -> int:
         """Return K, the number of key/value heads."""
         return self.port.kv_heads(size) if isinstance(self.port, PortBuilder) else size.N
-
-
-def _port_pipeline(size: Size, dtype: str, rngs: nnx.Rngs, **more: Any) -> nnx.Module:
-    return ported.SentenceAttention(
-        VOCABULARY, size.D, size.N, dtype=dtype, param_dtype=dtype, rngs=rngs, **more
-    )
 
 
 # --- the oracle's names for torch's weights -----------------------------------------------------
@@ -223,7 +216,9 @@ PORTED_DESIGNS: dict[str, Design] = {
     "plain_mha/pipeline": replace(
         _PLAIN,
         reference=lambda s: plain_mha.SentenceAttention(VOCABULARY, s.D, s.N),
-        port=_port_pipeline,
+        port=lambda s, dtype, rngs, **more: EmbeddedAttention(
+            VOCABULARY, s.D, s.N, dtype=dtype, param_dtype=dtype, rngs=rngs, **more
+        ),
         layout=PLAIN_PIPELINE,
         weights={k: f"attention.{v}" for k, v in _PLAIN.weights.items()},
         inputs=("tokens",),

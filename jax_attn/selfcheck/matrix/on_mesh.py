@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
@@ -336,9 +335,7 @@ def _step(
         outputs, _ = forward(params, floats, others)
         return sum((c * outputs[name]).sum() for name, c in cotangents.items())
 
-    tx = optax.sgd(_RATE)
-    updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
-    return optax.apply_updates(params, updates)
+    return jax.tree.map(lambda p, gradient: p - _RATE * gradient, params, jax.grad(loss)(params))
 
 
 def _temporaries(program: jax.stages.Compiled) -> int:

@@ -34,7 +34,7 @@ from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.placement import Placement
+from jax_attn.parity.run.placement import MeshPlacement
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
@@ -126,7 +126,7 @@ def check(
     if problems := narrowed_problems(both_given):
         raise TypeError("\n".join(problems))
     names = None if parameters is None else chosen(reference, parameters)
-    placement = Placement.of(mesh, specs, port, both_given)
+    placement = MeshPlacement.of(mesh, specs, port, both_given)
     called = Reference(reference, reference_call, both_given, names)
     prepared = prepare(called, dtype, gradients=gradients, seed=seed)
     called_port = Port(port, port_call, both_given, placement=placement)

@@ -29,7 +29,7 @@ class Undefined:
 
 
 @dataclass
-class Errors:
+class SideErrors:
     """The errors of one side, over the elements where the oracle is finite.
 
     squares: the sum of their squares. shared: the sum of each error times the oracle's element.
@@ -55,8 +55,8 @@ class Figures:
     there. has_budget: whether all of these elements have a budget.
     """
 
-    port: Errors
-    own: Errors | None
+    port: SideErrors
+    own: SideErrors | None
     count: int = 0
     norm: float = 0.0
     has_budget: bool = True
@@ -69,7 +69,7 @@ def figures(
 
     own: the reference's tensor. allowed: the error that each element may have.
     """
-    result = Figures(Errors(), None if own is None else Errors())
+    result = Figures(SideErrors(), None if own is None else SideErrors())
     sides = [(result.port, got.reshape(-1))]
     if own is not None and result.own is not None:
         sides.append((result.own, own.reshape(-1)))
@@ -92,7 +92,7 @@ def figures(
 
 
 def _add(
-    errors: Errors,
+    errors: SideErrors,
     x: np.ndarray,
     want: np.ndarray,
     allowed: np.ndarray,

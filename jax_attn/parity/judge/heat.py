@@ -13,14 +13,14 @@ Cells: TypeAlias = tuple[tuple[float, ...], ...]
 """Rows of cells; each holds the largest error over budget of its elements."""
 
 
-class Map(NamedTuple):
+class ErrorMap(NamedTuple):
     """A map of one place. place: the index on axis -3."""
 
     place: int
     cells: Cells
 
 
-def maps(want: np.ndarray, got: np.ndarray, allowed: np.ndarray) -> tuple[Map, ...]:
+def maps(want: np.ndarray, got: np.ndarray, allowed: np.ndarray) -> tuple[ErrorMap, ...]:
     """Return maps of error over budget at the worst places of axis -3, the worst first.
 
     Earlier axes are reduced to their largest error.
@@ -34,7 +34,7 @@ def maps(want: np.ndarray, got: np.ndarray, allowed: np.ndarray) -> tuple[Map, .
     fraction = np.where(same, 0.0, np.where(np.isnan(fraction), np.inf, fraction))
     fraction = fraction.reshape(-1, *shape[-3:]).max(axis=0)
     worst = np.argsort(-fraction.max(axis=(1, 2)), kind="stable")[:MAPS]
-    return tuple(Map(int(place), _coarse(fraction[place])) for place in worst)
+    return tuple(ErrorMap(int(place), _coarse(fraction[place])) for place in worst)
 
 
 def _coarse(fraction: np.ndarray) -> Cells:

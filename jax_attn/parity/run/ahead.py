@@ -28,7 +28,7 @@ from jax_attn.parity.run.port import (
     jitted,
     x64_is_on,
 )
-from jax_attn.parity.run.programs import Traced
+from jax_attn.parity.run.programs import LoweredProgram
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def _submit(
     on_device = {name: jnp.array(a) for name, a in cotangents.items()}
     is_known = False
     if "jit" in transforms:
-        traced = Traced(jitted(forward).lower(*args, on_device))
+        traced = LoweredProgram(jitted(forward).lower(*args, on_device))
         is_known = traced.is_known
         port.compiled["jit"] = pool.submit(traced.compiled)
     if "eager" in transforms and on_device and not is_known:

@@ -17,7 +17,7 @@ from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
-from jax_attn.parity.run.placement import Placement, unlike_copies
+from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
 from jax_attn.parity.run.programs import call_compiled
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
@@ -140,7 +140,7 @@ class Port:
     module: nnx.Module
     call: Callable[..., Any] | None
     inputs: Inputs
-    placement: Placement | None = field(default=None, kw_only=True)
+    placement: MeshPlacement | None = field(default=None, kw_only=True)
 
     @cached_property
     def compiled(self) -> dict[str, Future[jax.stages.Compiled]]:

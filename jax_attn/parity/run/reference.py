@@ -18,9 +18,9 @@ from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
 from jax_attn.parity.run.modes.constants import Recorder, mark
 from jax_attn.parity.run.modes.decisions import (
+    DecisionDetector,
     DecisionRecorder,
     Decisions,
-    Probe,
     either,
     follow,
     settle,
@@ -211,7 +211,7 @@ class Reference:
     def _decisions(self) -> Decisions:
         """The module's decisions in its own dtype, and those of float64; most modules have none."""
         mode, sides = Float64(), self._dtype in (torch.bfloat16, torch.float16)
-        mode.replay = probe = Probe(sides=sides)
+        mode.replay = probe = DecisionDetector(sides=sides)
         try:
             self._under(mode, {}, again=True)
         except Exception:

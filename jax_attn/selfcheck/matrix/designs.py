@@ -18,7 +18,7 @@ from jax_attn.selfcheck.matrix import cached_calls, calls
 from jax_attn.selfcheck.matrix.cases import Size
 from jax_attn.selfcheck.matrix.masks import DROPPED
 from jax_attn.selfcheck.matrix.ports import EmbeddedAttention, PortBuilder
-from jax_attn.selfcheck.oracle import Norm, Turn
+from jax_attn.selfcheck.oracle import HeadNorm, Turn
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
 from torch_ref import rotary as torch_rotary
@@ -172,7 +172,7 @@ def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Desig
     return _grouped(
         {"qk_norm": lambda size: norm, "rotary": turned, "use_bias": False},
         {"qk_norm": lambda size: torch_norm, "rotary": torch_turned, "bias": False},
-        after=(Norm(_EPSILON, centred), Turn(_BASE, _PARTIAL)),
+        after=(HeadNorm(_EPSILON, centred), Turn(_BASE, _PARTIAL)),
     )
 
 

@@ -27,7 +27,7 @@ from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.run.call_side import RaisedError
 from jax_attn.parity.run.inputs_and_runs import wide
-from jax_attn.parity.run.placement import Placement, unlike_copies
+from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
 from jax_attn.parity.run.port import (
     Forward,
     Port,
@@ -169,11 +169,11 @@ class OnMesh:
     mesh: Mesh
 
     @cached_property
-    def placement(self) -> Placement:
+    def placement(self) -> MeshPlacement:
         """The placement: inputs sharded along the batch, parameters as `sharding` shards them."""
         inputs = self.preparation.inputs
         of_inputs = {name: _spec(name, array) for name, array in inputs.items()}
-        return Placement(self.mesh, of_inputs, self._parameters)
+        return MeshPlacement(self.mesh, of_inputs, self._parameters)
 
     @cached_property
     def port(self) -> Port:

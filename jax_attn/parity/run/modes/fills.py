@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jax_attn.parity.run.modes.many_runs import Runs
+from jax_attn.parity.run.modes.many_runs import RunsTensor
 
 FLOAT32 = 2.0**-24
 """The roundoff of a sum in float32, in which kernels of narrower dtypes add too."""
@@ -55,7 +55,7 @@ def is_one_of(result: torch.Tensor, operands: Iterable[Any]) -> torch.Tensor:
 
 def largest(x: torch.Tensor) -> float:
     """Return the largest magnitude in x over all runs; NaN if x has NaN; 0 if x is empty."""
-    x = x.each if isinstance(x, Runs) else x
+    x = x.each if isinstance(x, RunsTensor) else x
     low, high = (bound.item() for bound in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     return max(-low, high)
 

@@ -36,7 +36,7 @@ from jax_attn.parity.run.modes.float64_mode import (
 )
 from jax_attn.parity.run.modes.hidden_steps import hidden_steps
 from jax_attn.parity.run.modes.many_runs import (
-    Runs,
+    RunsTensor,
     first_run,
     has_numbers_of_runs,
     run_by_run,
@@ -202,7 +202,7 @@ class Perturbed(Unperturbed):
         func = takes_tensors(func)
         if not has_numbers_of_runs(func, args, kwargs):
             return func(*args, **kwargs)
-        return each(Runs, run_by_run(func, args, kwargs))
+        return each(RunsTensor, run_by_run(func, args, kwargs))
 
     def _of_constant(self, call: Signature) -> Precision:
         """Return the precision of the next constant; the run's own once the order differs."""

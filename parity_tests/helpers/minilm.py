@@ -21,6 +21,7 @@ from transformers import BertModel
 from jax_attn import models
 from jax_attn.families import BERT
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.reference_errors import reference_failures
 from jax_attn.parity.judge.compare import TensorReport
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
@@ -130,7 +131,7 @@ class Pair:
         port = Port(self.encoder, ours, given)
         run = port.run("float32", {}, "jit")
         (report,) = side.compare(run, "jit")
-        assert side.reference_failures == ()
+        assert reference_failures(side) == ()
         return Compared(
             side,
             report,

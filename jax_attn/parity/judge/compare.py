@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from jax_attn.parity.judge.budget import Budget
-from jax_attn.parity.judge.figures import SideErrors, figures, over
+from jax_attn.parity.judge.figures import ErrorMap, SideErrors, figures, maps, over
 from jax_attn.parity.judge.finding import Finding
-from jax_attn.parity.judge.heat import ErrorMap, maps
 
 # A budget above this fraction of the tensor's own RMS is too large to show an error.
 POWER = 0.1

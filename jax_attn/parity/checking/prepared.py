@@ -27,7 +27,9 @@ from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run, wide
 from jax_attn.parity.run.port import float_dtype
-from jax_attn.parity.run.reference import Reference, Watch, buffers, own_products, unwatched
+from jax_attn.parity.run.reference import Reference, Watch, unwatched
+from jax_attn.parity.run.torch_call import buffers
+from jax_attn.parity.run.torch_settings import own_products
 
 Fact = TypeVar("Fact")
 NARROW = ("bfloat16", "float16")

@@ -18,17 +18,15 @@ import numpy as np
 from jax.extend import core as jex
 
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.parity.run.port import (
+from jax_attn.parity.run.port import Port, full_precision, x64_is_on
+from jax_attn.parity.run.programs import LoweredProgram
+from jax_attn.parity.run.transforms import (
     Arguments,
     Forward,
-    Port,
     Tree,
     forward_and_gradients,
-    full_precision,
     jitted,
-    x64_is_on,
 )
-from jax_attn.parity.run.programs import LoweredProgram
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str,
         port=PortBuilder(),
         layout=LAYOUTS[name],
         reference_call=call,
-        port_call=calls.port_self(),
+        port_call=calls.port(),
         weights=weights,
     )
 
@@ -114,7 +114,7 @@ def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str,
 _WEIGHTS = replace(
     _published("weights_mha", calls.zero_one_3d, _split("w_q", "w_k", "w_v", "w_o")),
     port=PortBuilder(out_dropout_rate=0.1),
-    port_call=calls.port_self(weights=True),
+    port_call=calls.port(weights="each head"),
     nan_rows=True,
 )
 _OF_FOUR = _split("W_Q", "W_K", "W_V", "W_O")
@@ -128,7 +128,7 @@ _TORCH = Design(
     port=PortBuilder(),
     layout=LAYOUTS["torch_mha"],
     reference_call=calls.torch_mha(),
-    port_call=calls.port_cross(),
+    port_call=calls.port(),
     weights=_PACKED,
     inputs=_CROSS,
 )
@@ -137,7 +137,7 @@ _GROUPED = Design(
     port=PortBuilder(lambda s: s.K),
     layout=LAYOUTS["gqa"],
     reference_call=calls.gqa,
-    port_call=calls.port_cross(weights="each head"),
+    port_call=calls.port(weights="each head"),
     weights=_QKV_PROJ,
     inputs=_CROSS,
 )
@@ -248,13 +248,13 @@ PORTED_DESIGNS: dict[str, Design] = {
     "torch_mha/weights": replace(
         _TORCH,
         reference_call=calls.torch_mha(weights="each head"),
-        port_call=calls.port_cross(weights="each head"),
+        port_call=calls.port(weights="each head"),
         nan_rows=True,
     ),
     "torch_mha/mean_weights": replace(
         _TORCH,
         reference_call=calls.torch_mha(weights="mean"),
-        port_call=calls.port_cross(weights="mean"),
+        port_call=calls.port(weights="mean"),
         heads_average=True,
     ),
     "gqa": _GROUPED,
@@ -297,7 +297,7 @@ PORTED_DESIGNS: dict[str, Design] = {
     "torch_mha/extra_keys_weights": replace(
         _TORCH_EXTRA,
         reference_call=calls.torch_mha(weights="each head"),
-        port_call=calls.port_cross(weights="each head"),
+        port_call=calls.port(weights="each head"),
     ),
     "gqa/extra_keys": _grouped(
         _BIAS_KV_ZERO | {"rotary": rotary.Rotary(_BASE, _PARTIAL)},

@@ -31,7 +31,7 @@ from jax_attn.parity.checking.suggestion.input_table import (
     may_be_asked_for,
     row_of,
 )
-from jax_attn.parity.checking.suggestion.reference_sizes import ReferenceSizes, other_primes
+from jax_attn.parity.checking.suggestion.reference_sizes import ReferenceSizes, other_prime
 from jax_attn.parity.checking.suggestion.trials import ReferenceTrial, Signature
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.inputs_and_runs import Arrays
@@ -134,9 +134,9 @@ def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterat
     of_fixed = dict(_letters(sizes, fixed))
     beside_a_decoder = any(name.startswith("decoder_") for name in signature.parameters)
     for T in sizes.lengths():
-        B = other_primes(sizes.taken | {T}, 3, 1)[0]
+        B = other_prime(3, sizes.taken | {T})
         least = sizes.reach or max(T // 2, 5)
-        for S in (other_primes(sizes.taken | {B, T}, least, 1)[0], T):
+        for S in (other_prime(least, sizes.taken | {B, T}), T):
             lengths = {**others, "B": B, "T": T, "S": S, **of_fixed}
             lengths["E"] = lengths["S" if beside_a_decoder else "T"]
             yield {**lengths, "M": lengths["B"] * heads}

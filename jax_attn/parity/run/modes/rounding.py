@@ -139,6 +139,11 @@ class DrawnRounding:
         return kept
 
 
+def has_reciprocal(by: Any) -> bool:
+    """Return whether a divisor is a finite, nonzero number with a nonzero reciprocal."""
+    return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
+
+
 def _where_finite(moved: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return `moved` where it is finite, else x."""
     return moved if math.isfinite(moved.sum()) else torch.where(moved.isfinite(), moved, x)

@@ -17,7 +17,6 @@ EXTRAS = {
     "cuda12": ("jax_cuda12_plugin", "NVIDIA GPUs, CUDA 12"),
     "cuda13": ("jax_cuda13_plugin", "NVIDIA GPUs, CUDA 13"),
     "hf": ("transformers", "reference models"),
-    "models": ("tokenizers", "the sentence encoder"),
     "bench": ("matplotlib", "plots of measurements, and peers to measure against"),
     "dev": ("pytest", "the tests"),
     "docs": ("sphinx", "the documentation"),

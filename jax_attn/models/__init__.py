@@ -9,7 +9,6 @@ from jax_attn.models.block import MLP, Block
 from jax_attn.models.load import from_config, load, save
 from jax_attn.models.model import Model, Output
 from jax_attn.models.norm import Norm
-from jax_attn.models.sentence_encoder import SentenceEncoder, load_sentence_encoder, mean_pooled
 
 __all__ = [
     "MLP",
@@ -17,11 +16,8 @@ __all__ = [
     "Model",
     "Norm",
     "Output",
-    "SentenceEncoder",
     "from_config",
     "load",
-    "load_sentence_encoder",
-    "mean_pooled",
     "save",
     "traits",
 ]

@@ -3,7 +3,6 @@
 from jax_attn.attention import KVCache
 from jax_attn.nn.attention import GroupedQueryAttention
 from jax_attn.nn.multi_head import MultiHeadAttention, MultiQueryAttention
-from jax_attn.nn.pipeline import SentenceAttention, encode_sentence, simple_tokenizer
 from jax_attn.nn.projection import torch_bias_init, torch_linear_init
 from jax_attn.nn.relative_bias import RelativeBias
 
@@ -13,9 +12,6 @@ __all__ = [
     "MultiHeadAttention",
     "MultiQueryAttention",
     "RelativeBias",
-    "SentenceAttention",
-    "encode_sentence",
-    "simple_tokenizer",
     "torch_bias_init",
     "torch_linear_init",
 ]

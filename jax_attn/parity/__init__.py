@@ -4,8 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax_attn.parity.checking.check import check
-    from jax_attn.parity.checking.explain import explain
+    from jax_attn.parity.checking.check import check, explain
     from jax_attn.parity.checking.suggestion.suggest_inputs import suggest_inputs
     from jax_attn.parity.explaining.explanation import Explanation
     from jax_attn.parity.judge.compare import Verdict
@@ -25,9 +24,9 @@ __all__ = [
     "suggest_inputs",
 ]
 _HOMES = {
-    "explain": "jax_attn.parity.checking.explain",
     "Explanation": "jax_attn.parity.explaining.explanation",
     "check": "jax_attn.parity.checking.check",
+    "explain": "jax_attn.parity.checking.check",
     "suggest_inputs": "jax_attn.parity.checking.suggestion.suggest_inputs",
     "check_training": "jax_attn.training.check_training",
     "optax_like": "jax_attn.training.optimizers.optax_like",

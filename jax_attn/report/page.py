@@ -48,7 +48,7 @@ class Cell(NamedTuple):
     shade: int
 
 
-class Map(NamedTuple):
+class MapDrawing(NamedTuple):
     """A map of errors over a tensor's last two axes.
 
     title: the tensor, the place and the axes. worst: the largest error over budget.
@@ -133,7 +133,7 @@ def _tensor(t: TensorReport, result: Result) -> dict[str, Any]:
     }
 
 
-def maps(t: TensorReport) -> Iterator[Map]:
+def maps(t: TensorReport) -> Iterator[MapDrawing]:
     """Yield each of the tensor's maps, with adjacent cells of one shade joined."""
     rank, places = len(t.shape), t.shape[-3] if len(t.shape) > 2 else 1
     for place, rows in t.heat:
@@ -148,7 +148,7 @@ def maps(t: TensorReport) -> Iterator[Map]:
         at = f"[{index}], {place + 1} of {places}" if rank > 2 else ""
         axes = f"axes {rank - 2} and {rank - 1}" if rank > 1 else "axis 0"
         worst = number(max(map(max, rows)))
-        yield Map(f"{t.label}{at}: {axes}", len(rows[0]), len(rows), tuple(joined), worst)
+        yield MapDrawing(f"{t.label}{at}: {axes}", len(rows[0]), len(rows), tuple(joined), worst)
 
 
 def _shade(fraction: float) -> int:

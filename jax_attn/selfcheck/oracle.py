@@ -39,7 +39,7 @@ def grouped(head: int, num_heads: int, num_kv_heads: int) -> int:
 
 
 @dataclass(frozen=True)
-class Norm:
+class HeadNorm:
     """y = g (x - c mean(x)) / sqrt(mean((x - c mean(x))**2) + epsilon) + b, over one head.
 
     c is 1 if `centred` (LayerNorm), else 0 (RMSNorm); g and the optional b are the weights
@@ -129,7 +129,7 @@ class AttentionProblem:
     reads: dict[str, str] = field(default_factory=lambda: {"q": "query", "k": "key", "v": "value"})
     scale: float | None = None
     softcap: float | None = None
-    after: tuple[Norm | Turn, ...] = ()
+    after: tuple[HeadNorm | Turn, ...] = ()
     allowed: Array | None = None
     bias: Array | None = None
     kept: Array | None = None
@@ -158,7 +158,7 @@ def _project(x_TD: Array, weights: dict[str, Array], name: str, rows: slice) -> 
 
 
 def _through(
-    steps: tuple[Norm | Turn, ...], name: str, x_TH: Array, weights: dict[str, Array]
+    steps: tuple[HeadNorm | Turn, ...], name: str, x_TH: Array, weights: dict[str, Array]
 ) -> tuple[Array, Back]:
     """Apply all steps; also return the map from the cotangent to those of x and the weights."""
     backs: list[Back] = []

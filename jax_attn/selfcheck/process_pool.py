@@ -17,7 +17,7 @@ from jax_attn.selfcheck.matrix.rows import COMPILED_KERNELS, seconds
 from jax_attn.selfcheck.power.kill_report import Kill
 
 if TYPE_CHECKING:
-    from jax_attn.selfcheck.matrix.on_mesh import MeshCase
+    from jax_attn.selfcheck.matrix.mesh_rows import MeshCase
 
 Item = TypeVar("Item")
 

@@ -15,7 +15,7 @@ from jax_attn.parity.run.modes.draws import Draws
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Unperturbed
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.rounding import DrawnRounding
-from jax_attn.parity.run.reference import one_thread, plain_kernels
+from jax_attn.parity.run.torch_settings import one_thread, plain_kernels
 from jax_attn.training.optimizers.optax_like import KINDS
 from jax_attn.training.recipe import Recipe
 from jax_attn.training.runs import (

@@ -1,7 +1,5 @@
 """A config with many wrong values: one error names every one of them, and nothing else."""
 
-import json
-
 import pytest
 from click.testing import CliRunner
 
@@ -135,30 +133,3 @@ def test_the_commands_say_them_all(tmp_path, command):
     assert done.exit_code == 2
     assert f"{len(wrong)} problems" in done.stderr
     assert all(f"config.json {key}" in done.stderr for key in wrong)
-
-
-FOLDER = {
-    "config.json": {"model_type": "bert", "hidden_act": "mish", "hidden_size": 0, "vocab_size": 5}
-    | {"is_decoder": True, "num_hidden_layers": 2, "layer_norm_eps": 1e-12},
-    "1_Pooling/config.json": {"pooling_mode_cls_token": True},
-    "sentence_bert_config.json": {"max_seq_length": "512"},
-}
-SAID = {
-    "config.json": "hidden_act hidden_size is_decoder",
-    "1_Pooling/config.json": "pooling_mode",
-    "sentence_bert_config.json": "max_seq_length",
-}
-
-
-def test_all_files_of_a_sentence_encoder_are_read_before_anything_is_said(tmp_path):
-    from jax_attn.models import load_sentence_encoder
-
-    (tmp_path / "1_Pooling").mkdir()
-    modules = [f"sentence_transformers.models.{name}" for name in ("Transformer", "Pooling")]
-    files = FOLDER | {"modules.json": [{"type": name} for name in modules]}
-    for name, said in files.items():
-        (tmp_path / name).write_text(json.dumps(said))
-    with pytest.raises(TransferError) as caught:
-        load_sentence_encoder(tmp_path)
-    expected = {f"{file} {key}" for file, keys in SAID.items() for key in keys.split()}
-    assert {problem.name for problem in caught.value.problems} == expected

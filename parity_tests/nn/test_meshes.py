@@ -14,7 +14,7 @@ from helpers.attention import meshes
 from helpers.attention.meshes import KINDS, collectives, mesh, placed
 from jax_attn.attention import Rotary, dot_product_attention
 from jax_attn.attention.checks import ArgumentError
-from jax_attn.nn import GroupedQueryAttention, SentenceAttention
+from jax_attn.nn import GroupedQueryAttention
 
 pytestmark = pytest.mark.filterwarnings("error")
 B, T, D, N, H = 4, 7, 24, 8, 3
@@ -117,22 +117,6 @@ def test_layers_equal_those_of_one_device(kind, name):
     with jax.set_mesh(on):
         (x,) = placed(on, [inputs()], [P("rows")])
         assert_near(run(layer(**options), x), wanted, near)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sentence_is_read_in_parts(kind):
-    made = {"param_dtype": np.float64, "rngs": nnx.Rngs(3)}
-    tokens = np.random.default_rng(0).integers(0, 6, (B, T))
-    wanted = (module := SentenceAttention(6, D, N, **made))(tokens)
-    near = module.attention(inputs_moved(module.embedding(tokens)))
-    on = mesh(kind, rows=2, heads=4)
-    with jax.set_mesh(on):
-        module = SentenceAttention(6, D, N, sharding=ON_MESH, **made | {"rngs": nnx.Rngs(3)})
-        (there,) = placed(on, [tokens], [P("rows")])
-        found = nnx.jit(lambda module, tokens: module(tokens))(module, there)
-    assert found.sharding.spec[0] == "rows"
-    assert_near(found, wanted, near)
 
 
 def test_without_a_mesh_the_names_are_kept_and_nothing_else_changes():

@@ -33,7 +33,7 @@ from jax_attn.bench.pair.operations import (
 from jax_attn.bench.pair.pair import Cached, Pair
 from jax_attn.bench.pair.ways import Way
 from jax_attn.bench.workload import BACKWARD, CACHED, DECODE, FORWARD, PREFILL, STEP
-from jax_attn.parity.run.reference import plain_kernels
+from jax_attn.parity.run.torch_settings import plain_kernels
 from jax_attn.transfer.arrays import as_torch
 
 RATE, DECAY = 1e-3, 1e-2

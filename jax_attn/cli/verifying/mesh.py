@@ -45,19 +45,19 @@ def verify_on_mesh(
     from jax_attn.attention.dispatch import KERNELS
     from jax_attn.cli.common.progress import worked_off
     from jax_attn.selfcheck import process_pool
-    from jax_attn.selfcheck.matrix import on_mesh
+    from jax_attn.selfcheck.matrix import mesh_rows
 
     if implementation is not None:
         expect_known("--implementation", (implementation,), KERNELS)
-    if problems := on_mesh.problems(sizes):
+    if problems := mesh_rows.problems(sizes):
         raise click.UsageError("\n".join(f"--mesh: {problem}" for problem in problems))
     kind = "cpu" if backend == "all" else backend
     devices.expect_devices(kind, math.prod(sizes.values()))
     chosen, all_of_them = (
         [
-            on_mesh.MeshCase(case, **sizes, kind=axes)
-            for case in selected(on_mesh.cases(every=every), *filters)
-            for axes in on_mesh.KINDS
+            mesh_rows.MeshCase(case, **sizes, kind=axes)
+            for case in selected(mesh_rows.cases(every=every), *filters)
+            for axes in mesh_rows.KINDS
         ]
         for every in (every_row, True)
     )

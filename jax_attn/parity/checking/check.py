@@ -15,13 +15,13 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_attn.parity.checking.arguments import (
+    chosen,
     gradient_problems,
     ids_named,
     narrowed_problems,
     output_problems,
     validate,
 )
-from jax_attn.parity.checking.chosen import chosen
 from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.on_mesh import replicated, told
@@ -34,7 +34,7 @@ from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.placement import Placement
+from jax_attn.parity.run.placement import MeshPlacement
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
@@ -126,7 +126,7 @@ def check(
     if problems := narrowed_problems(both_given):
         raise TypeError("\n".join(problems))
     names = None if parameters is None else chosen(reference, parameters)
-    placement = Placement.of(mesh, specs, port, both_given)
+    placement = MeshPlacement.of(mesh, specs, port, both_given)
     called = Reference(reference, reference_call, both_given, names)
     prepared = prepare(called, dtype, gradients=gradients, seed=seed)
     called_port = Port(port, port_call, both_given, placement=placement)
@@ -141,6 +141,39 @@ def check(
     called.expect_unwritten()
     result = replace(result, explainer=partial(_explained, called, side.alone, layout))
     return result.strict() if strict else result
+
+
+def explain(
+    reference: torch.nn.Module,
+    port: nnx.Module,
+    inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray],
+    **options: Any,
+) -> "Explanation":
+    """Find where `port` first computes another number than `reference`, and what would explain it.
+
+    The port is checked. If it does not pass, every floating-point tensor that the reference
+    computes in float64 is compared with every one that the port computes, equation by equation.
+    Tensors are paired only by their numbers, not by names; axes may be permuted, merged or split. A
+    wrong region lies between the last tensors that agree and the first that does not. Each region
+    is verified: if the port receives the reference's numbers there, all that follows is right. Then
+    the next region is searched for. The backward pass is searched if every output is right.
+
+    Then the reference is run with common mistakes of ports in the region: another epsilon,
+    activation, mask, scale, order of heads and so on. A cause is confirmed if the reference then
+    computes the port's own numbers, within rounding.
+
+    Args:
+      reference, port, inputs: as for `check`.
+      **options: the other arguments of `check`.
+
+    Returns:
+      The `Explanation`. It prints as a report; its `sentence` summarizes the finding.
+
+    Raises:
+      TypeError, ValueError: as `check` raises them. ValueError also if the reference runs different
+        operations from run to run, or if its tensors do not fit into half of the free memory.
+    """
+    return check(reference, port, inputs, **options).explain()
 
 
 def prepare(reference: Reference, dtype: str, *, gradients: bool, seed: int) -> Prepared:

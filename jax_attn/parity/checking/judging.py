@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from jax_attn.parity.checking.on_mesh import unlike_copies
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.reference_errors import reference_failures
 from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import Budget
@@ -54,7 +56,7 @@ def judge_port(
             is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
             failed = set()
             for report in prepared.compare(run, transform, passed_over):
-                by_rule, note = prepared.by_torchs_rule(report, run)
+                by_rule, note = _by_torchs_rule(prepared, report, run)
                 reports.append(by_rule)
                 state_findings.notes |= dict.fromkeys(note)
                 failed |= {report.kind} if by_rule.verdict is Verdict.FAIL else set()
@@ -89,7 +91,7 @@ def judge_port(
         dtype=prepared.dtype,
         backend=backend or platform,
         tensors=tuple(reports),
-        failures=(*failures, *prepared.reference_failures),
+        failures=(*failures, *prepared.fact(reference_failures)),
         doubts=tuple(doubts),
         notes=tuple(notes),
         level=level,
@@ -105,6 +107,47 @@ def _run(prepared: Prepared, port: Port, transform: str, to_torch: ToTorch | Non
     if names is not None:
         grads = {name: grad for name, grad in grads.items() if name in names}
     return replace(run, parameter_grads=grads)
+
+
+def padding_rows(prepared: Prepared) -> dict[str, int]:
+    """Return the row `padding_idx` of every embedding that has one, by parameter name."""
+    reference = prepared.reference.module
+    names = {id(p): name for name, p in reference.named_parameters()}
+    return {
+        names[id(module.weight)]: module.padding_idx
+        for module in reference.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        and module.padding_idx is not None
+        and id(module.weight) in names
+    }
+
+
+def _by_torchs_rule(
+    prepared: Prepared, report: TensorReport, run: Run
+) -> tuple[TensorReport, tuple[StandingNote, ...]]:
+    """Return the report, without the padding row of an embedding if only that row fails.
+
+    torch computes no gradient for that row.
+    """
+    kind, name = report.kind, report.name
+    if kind != "gradient of parameter" or report.verdict is not Verdict.FAIL:
+        return report, ()
+    got, want = run.kinds[kind][name], prepared.exact.kinds[kind][name]
+    row = prepared.first.fact(padding_rows).get(name)
+    if row is None or got.shape != want.shape:
+        return report, ()
+    without = got.copy()
+    without[row] = want[row]
+    other = prepared.judge_one(kind, name, report.transform, without)
+    if other.verdict is Verdict.FAIL:
+        return report, ()
+    note = StandingNote(
+        "padding-row",
+        f"row {row} of grad {name}, its padding_idx, was not compared: torch computes no "
+        "gradient for that row, but the port does, and an optimizer would move it; set this "
+        "gradient to zero before an update",
+    )
+    return other, (note,)
 
 
 def other_numbers(

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_attn.parity.checking.padding_row import padding_rows, without_padding_row
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import (
     PLANTED,
@@ -24,11 +23,13 @@ from jax_attn.parity.judge.compare import (
     judge,
     rms,
 )
-from jax_attn.parity.judge.finding import Finding, StandingNote, findings
+from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run, wide
 from jax_attn.parity.run.port import float_dtype
-from jax_attn.parity.run.reference import Reference, Watch, buffers, own_products, unwatched
+from jax_attn.parity.run.reference import Reference, Watch, unwatched
+from jax_attn.parity.run.torch_call import buffers
+from jax_attn.parity.run.torch_settings import own_products
 
 Fact = TypeVar("Fact")
 NARROW = ("bfloat16", "float16")
@@ -95,11 +96,6 @@ class Prepared:
     def remembers(self) -> bool:
         """True if the reference keeps state of a call outside its buffers."""
         return self.reference.remembers()
-
-    @cached_property
-    def padding_rows(self) -> dict[str, int]:
-        """parameter -> its row of padding, for every embedding that has one."""
-        return padding_rows(self.reference.module)
 
     @property
     def differentiated(self) -> dict[str, np.ndarray]:
@@ -242,17 +238,6 @@ class Prepared:
             if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
                 return  # this is already a failure, and no cotangent fits
 
-    def by_torchs_rule(
-        self, report: TensorReport, run: Run
-    ) -> tuple[TensorReport, tuple[StandingNote, ...]]:
-        """Return the report, without the padding row of an embedding if only that row fails."""
-        kind, name, transform = report.kind, report.name, report.transform
-        if kind != "gradient of parameter" or report.verdict is not Verdict.FAIL:
-            return report, ()
-        got, want = run.kinds[kind][name], self.exact.kinds[kind][name]
-        judged = partial(self.judge_one, kind, name, transform)
-        return without_padding_row(report, self.padding_rows, got, want, judged)
-
     def would_fail(self, run: Run) -> bool:
         """Return whether a tensor of `run`, which has a planted bug, fails in the port's place."""
         return any(
@@ -280,7 +265,7 @@ class Prepared:
             return None
         again = replace(self, as_jax=True)
         runs = ("inference", "cotangents", "own", "_center", "exact")
-        shared = (*runs, "buffers", "padding_rows", "remembers")
+        shared = (*runs, "buffers", "remembers")
         vars(again).update({name: vars(self)[name] for name in shared if name in vars(self)})
         vars(again)["first"] = self
         return again
@@ -312,27 +297,6 @@ class Prepared:
         near = findings("near-side", last.near_sides)
         return replace(result, doubts=(*result.doubts, *near))
 
-    @cached_property
-    def reference_failures(self) -> tuple[Finding, ...]:
-        """Failures of the reference itself: undeclared NaN, or errors in inference mode."""
-        failures = []
-        for name, declared in self.declared_nan.items():
-            is_nan = np.isnan(wide(self.own.outputs)[name])
-            if not np.array_equal(is_nan, declared):
-                sentence = (
-                    f"declared difference: reference {name} should be NaN at {int(declared.sum())} "
-                    f"elements, as published, and is at {int(is_nan.sum())}"
-                )
-                failures.append(Finding("other-nan", sentence))
-        for name, got in wide(self.inference).items():
-            if name in self.declared_nan:
-                got = np.where(self.declared_nan[name], self.exact.kinds["output"][name], got)
-            report = self.judge_one("output", name, "inference", got)
-            if report.verdict is Verdict.FAIL:
-                told = (f"the reference in inference mode: {name}: {r}" for r in report.reasons)
-                failures += findings("inference-errs", told)
-        return tuple(failures)
-
     # --- other facts about the reference ----------------------------------------------------------
 
     def fact(self, prepare: Callable[["Prepared"], Fact]) -> Fact:
@@ -348,5 +312,4 @@ class Prepared:
     def complete(self) -> None:
         """Compute every number that a comparison may need; it uses no module afterwards."""
         _ = self.inputs, self.parameters, self.differentiated, self.own, self.exact, self.budgets
-        _ = self.buffers, self.remembers, self.padding_rows, self.reference_failures
-        _ = self.near_decisions, self.near_sides
+        _ = self.buffers, self.remembers, self.near_decisions, self.near_sides

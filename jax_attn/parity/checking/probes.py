@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jax_attn.parity.checking.arguments import has_gradient, input_doubts
+from jax_attn.parity.checking.arguments import has_gradient, input_doubts, selected
 from jax_attn.parity.checking.canaries import try_canaries
 from jax_attn.parity.checking.canaries.integers import (
     ignored_integers,
@@ -19,11 +19,11 @@ from jax_attn.parity.checking.canaries.integers import (
     other_integers,
 )
 from jax_attn.parity.checking.canaries.outputs import kept_outputs, other_inputs, small_features
-from jax_attn.parity.checking.chosen import selected
+from jax_attn.parity.checking.judging import padding_rows
 from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.read_numbers import read_numbers
-from jax_attn.parity.checking.reference_errors import reference_errs
+from jax_attn.parity.checking.reference_errors import reference_errs, reference_failures
 from jax_attn.parity.checking.weights import WeightComparison, Weights, compare_weights
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import rms
@@ -201,14 +201,15 @@ OF_OTHER_INPUTS = (
 
 def complete(prepared: Prepared) -> None:
     """Compute all that judging any port needs of the reference; afterwards its module is unused."""
-    prepared.complete()
+    others = prepared.fact(other_integers)
+    for each in filter(None, (prepared, others.together, *others.each.values())):
+        each.complete()
+        each.fact(reference_failures)
+        each.fact(padding_rows)
     for probe in (*PROBES, *OF_OTHER_INPUTS):
         probe.answer(prepared)
     for prepare in (has_gradient, reference_errs):  # what is asked if a port fails
         prepared.fact(prepare)
-    others = prepared.fact(other_integers)
-    for other in filter(None, (others.together, *others.each.values())):
-        other.complete()
     if prepared.again:
         complete(prepared.again)
 

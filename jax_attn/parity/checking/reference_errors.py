@@ -4,18 +4,41 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import BESIDE, POWER, ROUNDINGS, TensorReport, Verdict
-from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
+from jax_attn.parity.run.inputs_and_runs import wide
 from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
 from jax_attn.parity.run.modes.lines import calling_line
 from jax_attn.parity.run.modes.mode import Mode
+
+
+def reference_failures(prepared: Prepared) -> tuple[Finding, ...]:
+    """Failures of the reference itself: undeclared NaN, or errors in inference mode."""
+    failures = []
+    for name, declared in prepared.declared_nan.items():
+        is_nan = np.isnan(wide(prepared.own.outputs)[name])
+        if not np.array_equal(is_nan, declared):
+            sentence = (
+                f"declared difference: reference {name} should be NaN at {int(declared.sum())} "
+                f"elements, as published, and is at {int(is_nan.sum())}"
+            )
+            failures.append(Finding("other-nan", sentence))
+    for name, got in wide(prepared.inference).items():
+        if name in prepared.declared_nan:
+            got = np.where(prepared.declared_nan[name], prepared.exact.kinds["output"][name], got)
+        report = prepared.judge_one("output", name, "inference", got)
+        if report.verdict is Verdict.FAIL:
+            told = (f"the reference in inference mode: {name}: {r}" for r in report.reasons)
+            failures += findings("inference-errs", told)
+    return tuple(failures)
 
 
 def without_reference_errors(prepared: Prepared, result: Result) -> Result:
@@ -23,7 +46,7 @@ def without_reference_errors(prepared: Prepared, result: Result) -> Result:
 
     It never becomes PASS, because a doubt says what the reference does.
     """
-    inference = prepared.reference_failures
+    inference = prepared.fact(reference_failures)
     tensors = tuple(_of_port(prepared, report) for report in result.tensors)
     if tensors == result.tensors and not inference:
         return result

@@ -17,7 +17,7 @@ from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, wide
 from jax_attn.parity.run.port import Port, held, paths_of
-from jax_attn.parity.run.reference import changed
+from jax_attn.parity.run.torch_call import changed
 
 # The number of calls of a torch BatchNorm, which it counts for an option that is rarely used.
 UNCOUNTED = "num_batches_tracked"

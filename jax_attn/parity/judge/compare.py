@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from jax_attn.parity.judge.budget import Budget
-from jax_attn.parity.judge.figures import Errors, figures, over
+from jax_attn.parity.judge.figures import ErrorMap, SideErrors, figures, maps, over
 from jax_attn.parity.judge.finding import Finding
-from jax_attn.parity.judge.heat import Map, maps
 
 # A budget above this fraction of the tensor's own RMS is too large to show an error.
 POWER = 0.1
@@ -86,7 +85,7 @@ class TensorReport:
     want: float = math.nan
     allowed: float = math.nan
     projection: float = math.nan
-    heat: tuple[Map, ...] = field(default=(), repr=False)
+    heat: tuple[ErrorMap, ...] = field(default=(), repr=False)
 
     @property
     def label(self) -> str:
@@ -216,7 +215,7 @@ def _over(error: float, allowed: float) -> float:
 
 
 def _elsewhere(
-    kind: str, errors: Errors, got: np.ndarray, want: np.ndarray, side: str
+    kind: str, errors: SideErrors, got: np.ndarray, want: np.ndarray, side: str
 ) -> list[Finding]:
     """Return a finding if `got` and the oracle are not finite at different elements, else none."""
     if not errors.undefined.count:

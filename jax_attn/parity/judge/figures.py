@@ -1,11 +1,18 @@
-"""Statistics of one tensor's errors against the oracle: sums, the worst, and non-finite ones."""
+"""Statistics of one tensor's errors against the oracle: sums, the worst, and where they are."""
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from jax_attn.parity.judge.parts import dot, parts
+
+MAPS, ROWS, COLUMNS = 6, 16, 32
+"""Limits: the number of maps (heads, or other places of the axis -3), their rows and columns."""
+
+Cells: TypeAlias = tuple[tuple[float, ...], ...]
+"""Rows of cells; each holds the largest error over budget of its elements."""
 
 
 @dataclass
@@ -29,7 +36,7 @@ class Undefined:
 
 
 @dataclass
-class Errors:
+class SideErrors:
     """The errors of one side, over the elements where the oracle is finite.
 
     squares: the sum of their squares. shared: the sum of each error times the oracle's element.
@@ -55,8 +62,8 @@ class Figures:
     there. has_budget: whether all of these elements have a budget.
     """
 
-    port: Errors
-    own: Errors | None
+    port: SideErrors
+    own: SideErrors | None
     count: int = 0
     norm: float = 0.0
     has_budget: bool = True
@@ -69,7 +76,7 @@ def figures(
 
     own: the reference's tensor. allowed: the error that each element may have.
     """
-    result = Figures(Errors(), None if own is None else Errors())
+    result = Figures(SideErrors(), None if own is None else SideErrors())
     sides = [(result.port, got.reshape(-1))]
     if own is not None and result.own is not None:
         sides.append((result.own, own.reshape(-1)))
@@ -92,7 +99,7 @@ def figures(
 
 
 def _add(
-    errors: Errors,
+    errors: SideErrors,
     x: np.ndarray,
     want: np.ndarray,
     allowed: np.ndarray,
@@ -123,3 +130,40 @@ def over(error: np.ndarray, allowed: np.ndarray) -> np.ndarray:
         if allowed.size and allowed.min() > 0:
             return fraction
         return np.where(error == 0, 0.0, fraction)  # takes three times as long
+
+
+# --- where they are -----------------------------------------------------------------------------
+
+
+class ErrorMap(NamedTuple):
+    """A map of one place. place: the index on axis -3."""
+
+    place: int
+    cells: Cells
+
+
+def maps(want: np.ndarray, got: np.ndarray, allowed: np.ndarray) -> tuple[ErrorMap, ...]:
+    """Return coarse maps of error over budget over a tensor's last two axes, the worst first.
+
+    There is one for each of the worst places of axis -3; earlier axes are reduced to their largest
+    error.
+    """
+    if not want.size:
+        return ()
+    shape = (1,) * (3 - want.ndim) + want.shape
+    with np.errstate(invalid="ignore"):
+        fraction = over(np.abs(got - want), np.broadcast_to(allowed, want.shape))
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    fraction = np.where(same, 0.0, np.where(np.isnan(fraction), np.inf, fraction))
+    fraction = fraction.reshape(-1, *shape[-3:]).max(axis=0)
+    worst = np.argsort(-fraction.max(axis=(1, 2)), kind="stable")[:MAPS]
+    return tuple(ErrorMap(int(place), _coarse(fraction[place])) for place in worst)
+
+
+def _coarse(fraction: np.ndarray) -> Cells:
+    """Reduce an array (rows, columns) to at most ROWS by COLUMNS cells, by the maximum."""
+    for axis, most in enumerate((ROWS, COLUMNS)):
+        size = fraction.shape[axis]
+        starts = np.linspace(0, size, min(size, most), endpoint=False).astype(int)
+        fraction = np.maximum.reduceat(fraction, starts, axis)
+    return tuple(map(tuple, fraction.tolist()))

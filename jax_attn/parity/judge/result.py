@@ -144,12 +144,15 @@ class Result:
         are wrong, the explanation says under which recipe the reference makes the port's updates.
 
         Raises:
-          ValueError: this result does not come from `check` or `check_training`.
+          ValueError: this result does not hold its two modules, because it was pickled, or does
+            not come from `check` or `check_training`. The message says what to call.
         """
         if self.explainer is None:
             raise ValueError(
-                "explain: expected a result of parity.check or parity.check_training, got that of "
-                f"{self.name!r}"
+                f"explain: expected a result that holds its two modules, got {self.name!r}, which "
+                "does not: it was pickled, explained already, or not made by parity.check; call "
+                "parity.explain(reference, port, inputs, …) with the arguments of the check, or "
+                "parity.check_training(…).explain()"
             )
         return self.explainer(self)
 

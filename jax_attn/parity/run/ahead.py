@@ -18,17 +18,15 @@ import numpy as np
 from jax.extend import core as jex
 
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.parity.run.port import (
+from jax_attn.parity.run.port import Port, full_precision, x64_is_on
+from jax_attn.parity.run.programs import LoweredProgram
+from jax_attn.parity.run.transforms import (
     Arguments,
     Forward,
-    Port,
     Tree,
     forward_and_gradients,
-    full_precision,
     jitted,
-    x64_is_on,
 )
-from jax_attn.parity.run.programs import Traced
 
 
 @contextlib.contextmanager
@@ -56,7 +54,7 @@ def _submit(
     on_device = {name: jnp.array(a) for name, a in cotangents.items()}
     is_known = False
     if "jit" in transforms:
-        traced = Traced(jitted(forward).lower(*args, on_device))
+        traced = LoweredProgram(jitted(forward).lower(*args, on_device))
         is_known = traced.is_known
         port.compiled["jit"] = pool.submit(traced.compiled)
     if "eager" in transforms and on_device and not is_known:

@@ -21,21 +21,21 @@ from jax.extend import core as jex
 DEFAULT, HIGH, HIGHEST = lax.Precision.DEFAULT, lax.Precision.HIGH, lax.Precision.HIGHEST
 
 
-class Rounding(NamedTuple):
+class OperandRounding(NamedTuple):
     """An operand's rounding: a sum of at most `parts` numbers of `bits` explicit mantissa bits."""
 
     bits: int
     parts: int = 1
 
 
-FLOAT32 = Rounding(bits=23)
+FLOAT32 = OperandRounding(bits=23)
 
 
 class Unit(NamedTuple):
     """A device's rounding for each `precision` or algorithm that a product may request."""
 
     name: str
-    rounds: dict[lax.Precision | lax.DotAlgorithmPreset, Rounding]
+    rounds: dict[lax.Precision | lax.DotAlgorithmPreset, OperandRounding]
     strictest_governs: bool  # if a product names a precision for each operand
 
 
@@ -48,26 +48,26 @@ UNITS = {
     "mxu": Unit(
         "mxu",
         {
-            DEFAULT: Rounding(bits=7),
-            HIGH: Rounding(bits=7, parts=2),
-            HIGHEST: Rounding(bits=7, parts=3),
-            lax.DotAlgorithmPreset.BF16_BF16_F32: Rounding(bits=7),
-            lax.DotAlgorithmPreset.BF16_BF16_F32_X3: Rounding(bits=7, parts=2),
-            lax.DotAlgorithmPreset.BF16_BF16_F32_X6: Rounding(bits=7, parts=3),
+            DEFAULT: OperandRounding(bits=7),
+            HIGH: OperandRounding(bits=7, parts=2),
+            HIGHEST: OperandRounding(bits=7, parts=3),
+            lax.DotAlgorithmPreset.BF16_BF16_F32: OperandRounding(bits=7),
+            lax.DotAlgorithmPreset.BF16_BF16_F32_X3: OperandRounding(bits=7, parts=2),
+            lax.DotAlgorithmPreset.BF16_BF16_F32_X6: OperandRounding(bits=7, parts=3),
         },
         strictest_governs=False,
     ),
     "tf32": Unit(
         "tf32",
         {
-            DEFAULT: Rounding(bits=10),
-            HIGH: Rounding(bits=10),
+            DEFAULT: OperandRounding(bits=10),
+            HIGH: OperandRounding(bits=10),
             HIGHEST: FLOAT32,
-            lax.DotAlgorithmPreset.BF16_BF16_F32: Rounding(bits=7),
-            lax.DotAlgorithmPreset.BF16_BF16_F32_X3: Rounding(bits=7, parts=2),
-            lax.DotAlgorithmPreset.BF16_BF16_F32_X6: Rounding(bits=7, parts=3),
-            lax.DotAlgorithmPreset.TF32_TF32_F32: Rounding(bits=10),
-            lax.DotAlgorithmPreset.TF32_TF32_F32_X3: Rounding(bits=10, parts=2),
+            lax.DotAlgorithmPreset.BF16_BF16_F32: OperandRounding(bits=7),
+            lax.DotAlgorithmPreset.BF16_BF16_F32_X3: OperandRounding(bits=7, parts=2),
+            lax.DotAlgorithmPreset.BF16_BF16_F32_X6: OperandRounding(bits=7, parts=3),
+            lax.DotAlgorithmPreset.TF32_TF32_F32: OperandRounding(bits=10),
+            lax.DotAlgorithmPreset.TF32_TF32_F32_X3: OperandRounding(bits=10, parts=2),
             lax.DotAlgorithmPreset.F16_F16_F32: FLOAT32,
             lax.DotAlgorithmPreset.F32_F32_F32: FLOAT32,
         },
@@ -193,7 +193,7 @@ def _product(equation: jex.JaxprEqn, a: jax.Array, b: jax.Array, unit: Unit) -> 
     return (jnp.where(jnp.isfinite(correction), correction, 0) + large).astype(result)
 
 
-def _roundings(precision: Any, unit: Unit) -> tuple[Rounding, Rounding]:
+def _roundings(precision: Any, unit: Unit) -> tuple[OperandRounding, OperandRounding]:
     """Return the rounding of each operand for a product's `precision` parameter."""
     if not isinstance(precision, tuple):
         precision = (precision, precision)
@@ -206,7 +206,7 @@ def _roundings(precision: Any, unit: Unit) -> tuple[Rounding, Rounding]:
     return unit.rounds[precisions[0]], unit.rounds[precisions[1]]
 
 
-def _split(x: jax.Array, rounding: Rounding) -> list[jax.Array]:
+def _split(x: jax.Array, rounding: OperandRounding) -> list[jax.Array]:
     """Split x into float32 parts of `rounding.bits`, largest first, at most as many as it fills."""
     bits_in_x = jnp.finfo(x.dtype).nmant + 1
     parts, rest = [], x.astype(jnp.float32)

@@ -1,9 +1,9 @@
-"""Placement of a port on a mesh of devices, and checks that replicas agree."""
+"""The placement of a port on a mesh of devices, and checks that replicas agree."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ Specs = Mapping[str, PartitionSpec]
 
 
 @dataclass(frozen=True)
-class Placement:
+class MeshPlacement:
     """A mesh, and the PartitionSpec of each input and parameter that is not replicated on it.
 
     The keys are names of inputs and dotted paths of parameters.
@@ -32,7 +32,7 @@ class Placement:
     parameters: Specs
 
     @classmethod
-    def of(cls, mesh: Any, specs: Any, module: nnx.Module, inputs: Inputs) -> "Placement | None":
+    def of(cls, mesh: Any, specs: Any, module: nnx.Module, inputs: Inputs) -> Self | None:
         """Build a placement from the mesh and specs of `check`; return None without a mesh.
 
         Raises ValueError with every reason why they do not fit.
@@ -66,7 +66,7 @@ class Placement:
         return cls(mesh, of_inputs, {path: specs[names[0]] for path, names in chosen.items()})
 
     @property
-    def on_one_device(self) -> "Placement":
+    def on_one_device(self) -> "MeshPlacement":
         """The same placement on one device: every axis of the mesh has size 1."""
         sizes = (1,) * len(self.mesh.axis_names)
         first = list(self.mesh.devices.flat)[:1]

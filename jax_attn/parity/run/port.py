@@ -1,4 +1,4 @@
-"""Run an NNX module under several JAX transforms, which all give the same outputs and gradients."""
+"""Run an NNX module on its inputs, and name its outputs, gradients and state."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -11,123 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.run.call_side import call_side
-from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
-from jax_attn.parity.run.placement import Placement, unlike_copies
-from jax_attn.parity.run.programs import call_compiled
+from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
+from jax_attn.parity.run.transforms import (
+    RUN_UNDER,
+    Arguments,
+    Forward,
+    Outputs,
+    Tree,
+    forward_and_gradients,
+)
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
-
-Tree = dict[str, Any]
-Arguments = tuple[nnx.State, Tree, Tree]
-"""Parameters, floating inputs, other inputs."""
-Outputs = tuple[Tree, dict[str, Tree]]
-"""Outputs by name; and, if the call changes its module, `left` and `second` as in a `Run`."""
-Forward = Callable[[nnx.State, Tree, Tree], Outputs]
-"""A forward pass, called on `Arguments`."""
-OutputsAndGradients = tuple[Outputs, tuple[nnx.State, Tree] | None]
-"""Outputs, and the gradients of parameters and of floating inputs; None without cotangents."""
-
-
-def forward_and_gradients(
-    forward: Forward, params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-) -> OutputsAndGradients:
-    """Run one forward pass and, if there are cotangents, its backward pass."""
-    if not cotangents:
-        return forward(params, floats, others), None
-    outputs, vjp, after = jax.vjp(lambda p, x: forward(p, x, others), params, floats, has_aux=True)
-    return (outputs, after), vjp(cotangents)
-
-
-def _eager(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Run operation by operation; the outputs are of a call that is not differentiated."""
-    outputs = forward(*args)
-    return outputs, forward_and_gradients(forward, *args, cotangents)[1] if cotangents else None
-
-
-def jitted(forward: Forward) -> jax.stages.Wrapped:
-    """Jit a function of `Arguments` and cotangents; its outputs are of a call that is not
-    differentiated."""
-
-    def step(*args: Any) -> OutputsAndGradients:
-        *called_with, cotangents = args
-        grads = forward_and_gradients(forward, *args)[1] if cotangents else None
-        return forward(*called_with), grads
-
-    return jax.jit(step)
-
-
-def _jit(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    return call_compiled(jitted(forward), *args, cotangents)
-
-
-def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Run jitted `jax.grad` of the scalar sum(cotangent * output), as in a training step."""
-    *differentiated, others = args
-
-    def loss(
-        params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
-    ) -> tuple[jax.Array, Outputs]:
-        outputs, after = forward(params, floats, others)
-        terms = [(c * outputs[k]).sum() for k, c in cotangents.items()]
-        return sum(terms, start=jnp.zeros((), terms[0].dtype)), (outputs, after)
-
-    if not cotangents:
-        return call_compiled(jax.jit(forward), *args), None
-    step = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))
-    grads, outputs = call_compiled(step, *differentiated, others, cotangents)
-    return outputs, grads
-
-
-def _vmap(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Run jitted over an added leading axis of two lanes; the first lane holds other numbers."""
-    params, *inputs = args
-
-    def two(a: jax.Array) -> Any:
-        both = np.stack([np.flip(np.asarray(a)), np.asarray(a)])
-        lies = a.sharding
-        if not isinstance(lies, NamedSharding):
-            return both
-        return jax.device_put(both, NamedSharding(lies.mesh, PartitionSpec(None, *lies.spec)))
-
-    def lanes(tree: Tree) -> Tree:
-        return jax.tree.map(two, tree)
-
-    def one(floats: Tree, others: Tree, cotangents: Tree) -> OutputsAndGradients:
-        return forward_and_gradients(forward, params, floats, others, cotangents)
-
-    def second(a: jax.Array) -> Any:  # sliced by NumPy where it can be: it compiles nothing
-        return (a if isinstance(a.sharding, NamedSharding) else np.asarray(a))[1]
-
-    mapped = call_compiled(jax.jit(jax.vmap(one)), *map(lanes, (*inputs, cotangents)))
-    return jax.tree.map(second, mapped)
-
-
-def _remat(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Run jitted, with activations recomputed in the backward pass (`jax.checkpoint`)."""
-    step = jax.jit(lambda *args: forward_and_gradients(jax.checkpoint(forward), *args))
-    return call_compiled(step, *args, cotangents)
-
-
-def _emulated(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGradients:
-    """Run jitted on the host, with products rounded as by the TPU's matrix unit."""
-    step = emulate(lambda *args: forward_and_gradients(forward, *args), "mxu")
-    return call_compiled(jax.jit(step), *args, cotangents)
-
-
-RUN_UNDER: dict[str, Callable[[Forward, Arguments, Tree], OutputsAndGradients]] = {
-    "eager": _eager,
-    "jit": _jit,
-    "grad": _grad,
-    "vmap": _vmap,
-    "remat": _remat,
-    "emulated": _emulated,
-}
-"""Transform -> function that runs a forward pass under it: `TRANSFORMS`, and the emulated unit."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +38,7 @@ class Port:
     module: nnx.Module
     call: Callable[..., Any] | None
     inputs: Inputs
-    placement: Placement | None = field(default=None, kw_only=True)
+    placement: MeshPlacement | None = field(default=None, kw_only=True)
 
     @cached_property
     def compiled(self) -> dict[str, Future[jax.stages.Compiled]]:

@@ -22,11 +22,11 @@ _UNTOLD = ("callback", "sharding", "sdy.mesh")
 
 def call_compiled(wrapped: jax.stages.Wrapped, *args: Any) -> Any:
     """Call a jitted function; compile it only if its program is not kept in this process."""
-    return Traced(wrapped.lower(*args)).compiled()(*args)
+    return LoweredProgram(wrapped.lower(*args)).compiled()(*args)
 
 
 @dataclass(frozen=True)
-class Traced:
+class LoweredProgram:
     """A program that is traced and lowered."""
 
     lowered: jax.stages.Lowered

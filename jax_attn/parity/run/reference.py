@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -10,31 +10,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.at_once import in_order
-from jax_attn.parity.run.call_side import call_side
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
-from jax_attn.parity.run.modes.constants import Recorder, mark
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run
+from jax_attn.parity.run.modes.constants import Recorder
 from jax_attn.parity.run.modes.decisions import (
+    DecisionDetector,
     DecisionRecorder,
     Decisions,
-    Probe,
     either,
     follow,
     settle,
 )
 from jax_attn.parity.run.modes.draws import PART
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
-from jax_attn.parity.run.modes.many_runs import each_run, lifted
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.module_copies import ModuleCopies
-from jax_attn.transfer import as_numpy
-from jax_attn.transfer.arrays import same_bits
+from jax_attn.parity.run.torch_call import TorchCall, arrays, changed, lift_buffers
+from jax_attn.parity.run.torch_settings import one_thread, plain_kernels, set_for_all_threads
 
-Tensors = dict[str, torch.Tensor]
 _AT_ONCE = 2
 """The number of concurrent perturbed runs; each takes the memory of a run's gradients."""
 LONG = 0.1
@@ -54,52 +50,6 @@ Watch = Callable[[Runs, int], Runs]
 
 def unwatched(runs: Runs, total: int) -> Runs:
     return runs
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Run torch on one thread: sums keep one order, and no thread waits for another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def own_products() -> Iterator[None]:
-    """Compute products by torch itself, not by oneDNN."""
-    onednn: Any = torch.backends.mkldnn
-    before = onednn.enabled
-    onednn.enabled = False
-    try:
-        yield
-    finally:
-        onednn.enabled = before
-
-
-@contextlib.contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Compute attention from its parts; a mode cannot see inside a fused kernel."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextlib.contextmanager
-def set_for_all_threads() -> Iterator[None]:
-    """Set the process-wide settings of float64 runs around several concurrent ones.
-
-    They include torch's flag that a mode is on, which a thread that ends would reset for a thread
-    that goes on.
-    """
-    with one_thread(), plain_kernels(), Float64():
-        yield
 
 
 def _held(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
@@ -122,6 +72,10 @@ class Reference:
     call: Callable[..., Any] | None
     inputs: Inputs
     parameters: frozenset[str] | None = None
+
+    @property
+    def _as_called(self) -> TorchCall:
+        return TorchCall(self.call, self.inputs, self.parameters)
 
     @cached_property
     def _copies(self) -> ModuleCopies:
@@ -151,9 +105,9 @@ class Reference:
     def outputs(self, dtype: str) -> dict[str, np.ndarray]:
         """Return the outputs in inference mode, where torch may take a faster path."""
         module = self._copies.as_it_is()
-        args, kwargs = self._tensors(TORCH_DTYPES[dtype], requires_grad=False)
+        args, kwargs = self._as_called.tensors(TORCH_DTYPES[dtype], requires_grad=False)
         with one_thread(), torch.inference_mode():
-            return _arrays(self._named(module, args, kwargs))
+            return arrays(self._as_called.outputs(module, args, kwargs))
 
     def repeats(self, dtype: str, outputs: Arrays) -> bool:
         """Return whether another forward pass gives the same bits, so nothing in it is random."""
@@ -164,7 +118,7 @@ class Reference:
         """Run in `dtype`, with the kernels that torch itself chooses: outputs and gradients."""
         with one_thread():
             module = self._copies.as_it_is()
-            return self._run(module, TORCH_DTYPES[dtype], cotangents, again=True)
+            return self._as_called.run(module, TORCH_DTYPES[dtype], cotangents, again=True)
 
     def exact(self, cotangents: Arrays) -> Run:
         """Run in float64, widening every cast to a narrower type: outputs and gradients."""
@@ -201,7 +155,7 @@ class Reference:
         if runs is not None:
             lift_buffers(module, runs)
         with one_thread(), plain_kernels(), mode:
-            run = self._run(module, torch.float64, cotangents, again=again, runs=runs)
+            run = self._as_called.run(module, torch.float64, cotangents, again=again, runs=runs)
         return replace(
             run,
             outputs={name: _held(a, self._dtype) for name, a in run.outputs.items()},
@@ -212,7 +166,7 @@ class Reference:
     def _decisions(self) -> Decisions:
         """The module's decisions in its own dtype, and those of float64; most modules have none."""
         mode, sides = Float64(), self._dtype in (torch.bfloat16, torch.float16)
-        mode.replay = probe = Probe(sides=sides)
+        mode.replay = probe = DecisionDetector(sides=sides)
         try:
             self._under(mode, {}, again=True)
         except Exception:
@@ -221,7 +175,7 @@ class Reference:
             return Decisions()
         recorder = DecisionRecorder(module := self._copies.as_it_is(), sides=sides)
         with one_thread(), plain_kernels(), recorder:
-            self._run(module, self._dtype, {}, again=True)
+            self._as_called.run(module, self._dtype, {}, again=True)
         decisions = Decisions(recorder.decisions, sides=sides)
         mode.replay = decisions.replay(settle)
         self._under(mode, {}, again=True)
@@ -323,11 +277,11 @@ class Reference:
 
     def remembers(self) -> bool:
         """Return whether a second call of one copy gives other outputs than the first."""
-        module = self._copies.wide()
-        args, kwargs = self._tensors(torch.float64, requires_grad=False)
+        module, outputs = self._copies.wide(), self._as_called.outputs
+        args, kwargs = self._as_called.tensors(torch.float64, requires_grad=False)
         with one_thread(), torch.no_grad(), Float64():
             first, second = (
-                {k: a.copy() for k, a in _arrays(self._named(module, args, kwargs)).items()}
+                {k: a.copy() for k, a in arrays(outputs(module, args, kwargs)).items()}
                 for _ in range(2)
             )
         return bool(changed(first, second))
@@ -339,7 +293,7 @@ class Reference:
         other = any(p.dtype is not dtype for p in self.module.parameters())
         if dtype in (torch.bfloat16, torch.float16) and not other:
             with one_thread(), plain_kernels(), recorder:
-                self._run(self._copies.as_it_is(), dtype, {}, again=True)
+                self._as_called.run(self._copies.as_it_is(), dtype, {}, again=True)
         return recorder
 
     @property
@@ -350,105 +304,3 @@ class Reference:
         dtypes = {p.dtype for p in self.module.parameters() if p.is_floating_point()}
         dtypes |= {dtype for name, dtype in TORCH_DTYPES.items() if name in names}
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-
-    def _tensors(self, dtype: torch.dtype, *, requires_grad: bool) -> tuple[tuple, Tensors]:
-        def tensor(a: np.ndarray) -> torch.Tensor:
-            if a.dtype.kind in "biu":
-                return torch.from_numpy(a.copy())
-            # Through float64, which holds every narrower value: NumPy has no bfloat16.
-            x = torch.from_numpy(a.astype(np.float64)).to(dtype)
-            mark(x, None)  # else an active mode would take it for a constant of the module
-            return x.requires_grad_(requires_grad)
-
-        inputs = self.inputs
-        return tuple(map(tensor, inputs.args)), {k: tensor(a) for k, a in inputs.kwargs.items()}
-
-    def _named(self, module: torch.nn.Module, args: tuple, kwargs: Tensors) -> Tensors:
-        call = partial(self.call, module) if self.call else module
-        result = call_side("reference", self.inputs, call, *args, **kwargs)
-        return named_outputs(result, torch.Tensor, "reference")
-
-    def _run(
-        self,
-        module: torch.nn.Module,
-        dtype: torch.dtype,
-        cotangents: Arrays,
-        *,
-        again: bool,
-        runs: int | None = None,
-    ) -> Run:
-        """Run a copy of the module: outputs, gradients and, if its buffers change, its state.
-
-        runs: the number of runs in a pass, whose arrays have them as first axis."""
-        for name, parameter in module.named_parameters():
-            # Differentiate frozen parameters too: freezing concerns only the optimizer.
-            wanted = self.parameters is None or name in self.parameters
-            parameter.requires_grad_(wanted and parameter.is_floating_point())
-        args, kwargs = self._tensors(dtype, requires_grad=True)
-        before = buffers(module, runs)
-        outputs = self._named(module, args, kwargs)
-        after = buffers(module, runs)
-        of_inputs, of_parameters = (
-            _arrays(grads, runs)
-            for grads in self._gradients(
-                module, self.inputs.named(args, kwargs), outputs, cotangents
-            )
-        )
-        if not changed(before, after):
-            return Run(_arrays(outputs, runs), of_inputs, of_parameters)
-        # A second call may write to outputs of the first, and to what gradients need.
-        first = {name: array.copy() for name, array in _arrays(outputs, runs).items()}
-        second = _arrays(self._named(module, args, kwargs), runs) if again else {}
-        return Run(first, of_inputs, of_parameters, after, second)
-
-    def _gradients(
-        self, module: torch.nn.Module, inputs: Tensors, outputs: Tensors, cotangents: Arrays
-    ) -> tuple[Tensors, Tensors]:
-        """Return the gradients of inputs and of parameters, by name; none without cotangents."""
-        if not cotangents:
-            return {}, {}
-        leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
-        leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
-        active = [k for k, y in outputs.items() if y.requires_grad]
-        grads: Sequence[torch.Tensor] = ()
-        if not active:
-            grads = [torch.zeros_like(x) for x in leaves.values()]
-        elif leaves:
-            grads = torch.autograd.grad(
-                [outputs[k] for k in active],
-                list(leaves.values()),
-                [torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active],
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        by_kind: dict[str, Tensors] = {"input": {}, "parameter": {}}
-        for (kind, name), grad in zip(leaves, grads, strict=True):
-            by_kind[kind][name] = grad.contiguous()
-        return by_kind["input"], by_kind["parameter"]
-
-
-def buffers(module: torch.nn.Module, runs: int | None = None) -> dict[str, np.ndarray]:
-    """Return copies of every non-boolean buffer, by name; runs: as for `Reference._run`."""
-    held = {name: x for name, x in module.named_buffers() if x.dtype is not torch.bool}
-    return {name: array.copy() for name, array in _arrays(held, runs).items()}
-
-
-def lift_buffers(module: torch.nn.Module, runs: int) -> None:
-    """Give each run of a pass buffers of its own."""
-    for part in module.modules():
-        for name, x in part._buffers.items():
-            if x is not None and x.is_floating_point():
-                setattr(part, name, lifted(x, runs))
-
-
-def changed(before: Arrays, after: Arrays) -> list[str]:
-    """Return the names in `after` that `before` lacks or holds with other bits."""
-    return [
-        name
-        for name, array in after.items()
-        if name not in before or not same_bits(array, before[name])
-    ]
-
-
-def _arrays(tensors: Mapping[str, torch.Tensor], runs: int | None = None) -> dict[str, np.ndarray]:
-    return {name: as_numpy(x if runs is None else each_run(x, runs)) for name, x in tensors.items()}

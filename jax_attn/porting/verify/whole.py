@@ -13,7 +13,7 @@ from jax_attn.families import Config, model_family
 from jax_attn.families.traits import ModelTraits
 from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.reference import one_thread
+from jax_attn.parity.run.torch_settings import one_thread
 from jax_attn.porting.verify import cut as cutting
 from jax_attn.porting.verify.layer import unmeasured
 from jax_attn.porting.verify.pair import PART, Pair

@@ -23,16 +23,17 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.run.emulate import emulate
 from jax_attn.parity.run.inputs_and_runs import Inputs, Run
-from jax_attn.parity.run.port import Port, float_dtype, forward_and_gradients, x64_for
+from jax_attn.parity.run.port import Port, float_dtype, x64_for
 from jax_attn.parity.run.reference import Reference
+from jax_attn.parity.run.transforms import forward_and_gradients
 from jax_attn.selfcheck.calibration.blocks import BLOCKS
-from jax_attn.selfcheck.calibration.configurations import Configuration, Program
+from jax_attn.selfcheck.calibration.configurations import Configuration, PortProgram
 from jax_attn.selfcheck.calibration.draw import Drawn, draw
 from jax_attn.selfcheck.calibration.report import Trial
 from jax_attn.selfcheck.matrix import calls
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS, Design
 from jax_attn.selfcheck.matrix.kernels import tiled
-from jax_attn.selfcheck.matrix.preparation import Pair
+from jax_attn.selfcheck.matrix.preparation import DesignPair
 from jax_attn.transfer import flatten
 
 Arrays = Mapping[str, np.ndarray]
@@ -64,7 +65,7 @@ def _port_call(kind: str) -> Step:
     return call
 
 
-def design_of(program: Program) -> Design:
+def design_of(program: PortProgram) -> Design:
     """Return the block, or the published design, called with the program's kind of mask."""
     if program.is_block:
         return BLOCKS[program.design]
@@ -73,7 +74,7 @@ def design_of(program: Program) -> Design:
     )
 
 
-def kernel_of(program: Program) -> Kernel:
+def kernel_of(program: PortProgram) -> Kernel:
     """Return the kernel that the program's port insists on: blocked, in its tiles, or dense."""
     if program.tile is None:
         return KERNELS["dense"]
@@ -94,12 +95,12 @@ class _Compiled(Port):
         return Run(outputs, inputs, flatten(params))
 
 
-def pair_of(program: Program) -> Pair:
+def pair_of(program: PortProgram) -> DesignPair:
     """Build both sides of a program once; weights are written into them later."""
-    return Pair(design_of(program), program.size, program.dtype, kernel_of(program))
+    return DesignPair(design_of(program), program.size, program.dtype, kernel_of(program))
 
 
-def step_of(program: Program, port: Port) -> Step:
+def step_of(program: PortProgram, port: Port) -> Step:
     """Return the port's forward and backward pass, which is compiled at its first call."""
     forward, *_ = port.bind()
 
@@ -155,7 +156,7 @@ def write(module: torch.nn.Module, drawn: Drawn) -> None:
             p.copy_(torch.from_numpy(drawn.parameter(name, tuple(p.shape))))
 
 
-def prepare(program: Program, pair: Pair, drawn: Drawn, inputs: Inputs) -> Prepared:
+def prepare(program: PortProgram, pair: DesignPair, drawn: Drawn, inputs: Inputs) -> Prepared:
     """Return the reference's side: attention has the oracle, a block its own module in float64."""
     oracle = None
     if not program.is_block:

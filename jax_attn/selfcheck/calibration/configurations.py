@@ -18,7 +18,7 @@ from jax_attn.selfcheck.matrix.cases import SHAPES, Size
 
 
 @dataclass(frozen=True)
-class Program:
+class PortProgram:
     """A program that is compiled.
 
     kind: core (attention, scores written out), blocked (tile by tile), module (a pre-norm block,
@@ -93,32 +93,32 @@ _EMULATED = (("core", None), ("blocked", (3, 4)))
 
 
 @cache
-def programs() -> tuple[Program, ...]:
+def programs() -> tuple[PortProgram, ...]:
     """Return all hundred: 48 of attention, 12 fused blocks, 35 written-out blocks, 5 emulated."""
     every = [
-        Program(kind, design, dtype, shape, call, tile)
+        PortProgram(kind, design, dtype, shape, call, tile)
         for dtype, (kind, designs) in product(DTYPES, _ATTENTION.items())
         for design, shape, call, tile in designs
     ]
     every += [
-        Program(kind, "gqa", dtype, shape, tile=tile)
+        PortProgram(kind, "gqa", dtype, shape, tile=tile)
         for dtype in DTYPES
         for kind, shape, tile in _BY_LENGTH[dtype]
     ]
     every += [
-        Program("module", "block", dtype, shape, tile=tile)
+        PortProgram("module", "block", dtype, shape, tile=tile)
         for dtype, (shape, tile) in product(DTYPES, _FUSED)
     ]
     every += [
-        Program("eager", design, dtype, shape)
+        PortProgram("eager", design, dtype, shape)
         for dtype, (design, shape) in product(DTYPES, _WRITTEN_OUT)
         if (design, dtype) != ("masked_fill", "float16")  # torch refuses -1e9 in float16
     ]
     every += [
-        Program(kind, "gqa", "float32", "gqa", tile=tile, unit=unit)
+        PortProgram(kind, "gqa", "float32", "gqa", tile=tile, unit=unit)
         for unit, (kind, tile) in product(("mxu", "tf32"), _EMULATED)
     ]
-    return (*every, Program("eager", "masked_fill", "float32", "gqa", unit="mxu"))
+    return (*every, PortProgram("eager", "masked_fill", "float32", "gqa", unit="mxu"))
 
 
 # Coprime to a hundred, so that configurations with successive numbers differ.
@@ -151,12 +151,12 @@ class Configuration:
     without_cause: bool = False
 
     @property
-    def drawn_as(self) -> Program:
+    def drawn_as(self) -> PortProgram:
         """The program that the number determines, for which the data is drawn."""
         return programs()[STRIDE * self.number % len(programs())]
 
     @property
-    def program(self) -> Program:
+    def program(self) -> PortProgram:
         """The program that runs it."""
         drawn = self.drawn_as
         if not self.without_cause:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_attn.selfcheck.calibration.anatomies import ANATOMIES, PADDING, TOKENS
-from jax_attn.selfcheck.calibration.configurations import Configuration, Program
+from jax_attn.selfcheck.calibration.configurations import Configuration, PortProgram
 from jax_attn.selfcheck.matrix.cases import Size
 from jax_attn.selfcheck.matrix.masks import MASKS, distance
 
@@ -21,7 +21,7 @@ Rng = np.random.Generator
 # --- magnitudes -----------------------------------------------------------------------------------
 
 
-class Limits(NamedTuple):
+class ValueLimits(NamedTuple):
     """The range of a precision, and how peaked attention may be.
 
     smallest, largest: RMS of any quantity. At `largest`, its largest element and a sum of thousands
@@ -42,12 +42,12 @@ class Limits(NamedTuple):
 
 # float64: judged values are squared, in float64, which limits their range.
 LIMITS = {
-    "float64": Limits(1e-140, 1e140, 300.0, 1e4),
-    "float32": Limits(1e-28, 1e28, 30.0, 100.0),
-    "float16": Limits(1e-2, 200.0, 5.0, 3.0),
-    "bfloat16": Limits(1e-28, 1e28, 1.5, 1.0),
-    "tf32": Limits(1e-28, 1e28, 5.0, 3.0),
-    "mxu": Limits(1e-28, 1e28, 1.5, 1.0),
+    "float64": ValueLimits(1e-140, 1e140, 300.0, 1e4),
+    "float32": ValueLimits(1e-28, 1e28, 30.0, 100.0),
+    "float16": ValueLimits(1e-2, 200.0, 5.0, 3.0),
+    "bfloat16": ValueLimits(1e-28, 1e28, 1.5, 1.0),
+    "tf32": ValueLimits(1e-28, 1e28, 5.0, 3.0),
+    "mxu": ValueLimits(1e-28, 1e28, 1.5, 1.0),
 }
 _FLAT = 0.05
 
@@ -73,7 +73,7 @@ def _between(rng: Rng, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def levels(rng: Rng, program: Program, limits: Limits) -> Levels:
+def levels(rng: Rng, program: PortProgram, limits: ValueLimits) -> Levels:
     """Draw levels over all of the precision's range, such that no quantity leaves it.
 
     In a block, which adds its input to its result, both have similar levels.
@@ -96,18 +96,18 @@ def levels(rng: Rng, program: Program, limits: Limits) -> Levels:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def _offset(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+def _offset(rng: Rng, shape: tuple[int, ...], limits: ValueLimits) -> np.ndarray:
     return rng.standard_normal(shape) + rng.choice([-1, 1]) * _between(rng, 0.3, limits.offset)
 
 
-def _outlier(rng: Rng, shape: tuple[int, ...], limits: Limits) -> np.ndarray:
+def _outlier(rng: Rng, shape: tuple[int, ...], limits: ValueLimits) -> np.ndarray:
     """Draw one feature as large as the outlier features of large language models."""
     values = rng.standard_normal(shape)
     values[..., rng.integers(shape[-1])] *= _between(rng, 3, 30)
     return values
 
 
-VALUES: dict[str, Callable[[Rng, tuple[int, ...], Limits], np.ndarray]] = {
+VALUES: dict[str, Callable[[Rng, tuple[int, ...], ValueLimits], np.ndarray]] = {
     "normal": lambda rng, shape, limits: rng.standard_normal(shape),
     # Student's t with three degrees of freedom: its variance is finite, its kurtosis is not.
     "heavy-tailed": lambda rng, shape, limits: rng.standard_t(3, shape),
@@ -227,7 +227,7 @@ def draw(configuration: Configuration) -> Drawn:
 
 
 def _masks(
-    rng: Rng, program: Program, level: Levels, inputs: dict[str, np.ndarray]
+    rng: Rng, program: PortProgram, level: Levels, inputs: dict[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], str]:
     """Draw the mask arrays that go with `inputs`; also return their name."""
     size = program.size
@@ -244,7 +244,9 @@ def _masks(
     return {"allowed": allowed.copy(), "bias": bias}, str(kind)
 
 
-def _masks_of_block(rng: Rng, program: Program, x: np.ndarray) -> tuple[dict[str, np.ndarray], str]:
+def _masks_of_block(
+    rng: Rng, program: PortProgram, x: np.ndarray
+) -> tuple[dict[str, np.ndarray], str]:
     size, anatomy = replace(program.size, S=program.size.T), ANATOMIES[program.design]
     # float16 and bfloat16 lose a score from which 10,000 is subtracted: if all keys of a row are
     # hidden this way, its probabilities are only rounding.
@@ -260,7 +262,7 @@ def _masks_of_block(rng: Rng, program: Program, x: np.ndarray) -> tuple[dict[str
 
 
 def _parameter(
-    rng: Rng, program: Program, level: Levels, name: str, shape: tuple[int, ...]
+    rng: Rng, program: PortProgram, level: Levels, name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Draw values that give queries, keys, values and outputs their levels, biases half of them."""
     *_, owner, part = name.split(".")

@@ -17,6 +17,7 @@ from jax_attn.selfcheck.matrix.masks import DROPPED, WINDOW
 Named = dict[str, Any]
 Call = Callable[..., Named]
 Bind = Callable[[str], Call]
+_ARRAYS = ("x", "query", "key", "value")
 
 
 def torch_allowed(
@@ -168,25 +169,16 @@ def port_dropping(kind: str) -> Call:
     return call
 
 
-def port_self(*, weights: bool = False) -> Bind:
+def port(*, weights: str = "") -> Bind:
+    """Return the calls of a port on x, or on query, key and value; weights: as for `torch_mha`."""
+
     def bind(kind: str) -> Call:
-        def call(module: Any, x: Any, **masks: Any) -> Named:
-            keywords = jax_mask(kind, masks)
-            extra = {"weights": module.attention_weights(x, **keywords)} if weights else {}
-            return {"output": module(x, **keywords)} | extra
-
-        return call
-
-    return bind
-
-
-def port_cross(*, weights: str = "") -> Bind:
-    def bind(kind: str) -> Call:
-        def call(module: Any, query: Any, key: Any, value: Any, **masks: Any) -> Named:
-            keywords = jax_mask(kind, masks)
-            named = {"output": module(query, key, value, **keywords)}
+        def call(module: Any, **inputs: Any) -> Named:
+            arrays = [inputs.pop(name) for name in _ARRAYS if name in inputs]
+            keywords = jax_mask(kind, inputs)
+            named = {"output": module(*arrays, **keywords)}
             if weights:
-                named["weights"] = module.attention_weights(query, key, **keywords)
+                named["weights"] = module.attention_weights(*arrays[:2], **keywords)
             if weights == "mean":
                 named["weights"] = named["weights"].mean(axis=1)
             return named

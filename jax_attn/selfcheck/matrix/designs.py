@@ -13,13 +13,12 @@ import torch
 from flax import nnx
 
 import torch_ref
-from jax_attn import nn as ported
 from jax_attn.attention import rotary
 from jax_attn.selfcheck.matrix import cached_calls, calls
 from jax_attn.selfcheck.matrix.cases import Size
 from jax_attn.selfcheck.matrix.masks import DROPPED
-from jax_attn.selfcheck.matrix.ports import PortBuilder
-from jax_attn.selfcheck.oracle import Norm, Turn
+from jax_attn.selfcheck.matrix.ports import EmbeddedAttention, PortBuilder
+from jax_attn.selfcheck.oracle import HeadNorm, Turn
 from jax_attn.transfer import LAYOUTS, PLAIN_PIPELINE, Layout
 from torch_ref import plain_mha, torch_mha
 from torch_ref import rotary as torch_rotary
@@ -61,12 +60,6 @@ class Design:
     def key_heads(self, size: Size) -> int:
         """Return K, the number of key/value heads."""
         return self.port.kv_heads(size) if isinstance(self.port, PortBuilder) else size.N
-
-
-def _port_pipeline(size: Size, dtype: str, rngs: nnx.Rngs, **more: Any) -> nnx.Module:
-    return ported.SentenceAttention(
-        VOCABULARY, size.D, size.N, dtype=dtype, param_dtype=dtype, rngs=rngs, **more
-    )
 
 
 # --- the oracle's names for torch's weights -----------------------------------------------------
@@ -113,7 +106,7 @@ def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str,
         port=PortBuilder(),
         layout=LAYOUTS[name],
         reference_call=call,
-        port_call=calls.port_self(),
+        port_call=calls.port(),
         weights=weights,
     )
 
@@ -121,7 +114,7 @@ def _published(name: str, call: Callable[[str], Callable], weights: Mapping[str,
 _WEIGHTS = replace(
     _published("weights_mha", calls.zero_one_3d, _split("w_q", "w_k", "w_v", "w_o")),
     port=PortBuilder(out_dropout_rate=0.1),
-    port_call=calls.port_self(weights=True),
+    port_call=calls.port(weights="each head"),
     nan_rows=True,
 )
 _OF_FOUR = _split("W_Q", "W_K", "W_V", "W_O")
@@ -135,7 +128,7 @@ _TORCH = Design(
     port=PortBuilder(),
     layout=LAYOUTS["torch_mha"],
     reference_call=calls.torch_mha(),
-    port_call=calls.port_cross(),
+    port_call=calls.port(),
     weights=_PACKED,
     inputs=_CROSS,
 )
@@ -144,7 +137,7 @@ _GROUPED = Design(
     port=PortBuilder(lambda s: s.K),
     layout=LAYOUTS["gqa"],
     reference_call=calls.gqa,
-    port_call=calls.port_cross(weights="each head"),
+    port_call=calls.port(weights="each head"),
     weights=_QKV_PROJ,
     inputs=_CROSS,
 )
@@ -179,7 +172,7 @@ def _normalised(norm: Callable, torch_norm: Callable, *, centred: bool) -> Desig
     return _grouped(
         {"qk_norm": lambda size: norm, "rotary": turned, "use_bias": False},
         {"qk_norm": lambda size: torch_norm, "rotary": torch_turned, "bias": False},
-        after=(Norm(_EPSILON, centred), Turn(_BASE, _PARTIAL)),
+        after=(HeadNorm(_EPSILON, centred), Turn(_BASE, _PARTIAL)),
     )
 
 
@@ -223,7 +216,9 @@ PORTED_DESIGNS: dict[str, Design] = {
     "plain_mha/pipeline": replace(
         _PLAIN,
         reference=lambda s: plain_mha.SentenceAttention(VOCABULARY, s.D, s.N),
-        port=_port_pipeline,
+        port=lambda s, dtype, rngs, **more: EmbeddedAttention(
+            VOCABULARY, s.D, s.N, dtype=dtype, param_dtype=dtype, rngs=rngs, **more
+        ),
         layout=PLAIN_PIPELINE,
         weights={k: f"attention.{v}" for k, v in _PLAIN.weights.items()},
         inputs=("tokens",),
@@ -253,13 +248,13 @@ PORTED_DESIGNS: dict[str, Design] = {
     "torch_mha/weights": replace(
         _TORCH,
         reference_call=calls.torch_mha(weights="each head"),
-        port_call=calls.port_cross(weights="each head"),
+        port_call=calls.port(weights="each head"),
         nan_rows=True,
     ),
     "torch_mha/mean_weights": replace(
         _TORCH,
         reference_call=calls.torch_mha(weights="mean"),
-        port_call=calls.port_cross(weights="mean"),
+        port_call=calls.port(weights="mean"),
         heads_average=True,
     ),
     "gqa": _GROUPED,
@@ -302,7 +297,7 @@ PORTED_DESIGNS: dict[str, Design] = {
     "torch_mha/extra_keys_weights": replace(
         _TORCH_EXTRA,
         reference_call=calls.torch_mha(weights="each head"),
-        port_call=calls.port_cross(weights="each head"),
+        port_call=calls.port(weights="each head"),
     ),
     "gqa/extra_keys": _grouped(
         _BIAS_KV_ZERO | {"rotary": rotary.Rotary(_BASE, _PARTIAL)},

@@ -1,4 +1,4 @@
-"""The rows of `jax-attn verify --mesh`: designs sharded along batch and heads.
+"""Judge a row of `jax-attn verify --mesh`: a design sharded along batch and heads.
 
 Besides its numbers, a row's traffic is compared with theory. If a layer's heads are sharded, its
 output is a sum over them, and so is the gradient of each input, once for each projection that reads
@@ -9,14 +9,13 @@ device would hold, plus what is sent.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
@@ -28,94 +27,25 @@ from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.run.call_side import RaisedError
 from jax_attn.parity.run.inputs_and_runs import wide
-from jax_attn.parity.run.placement import Placement, unlike_copies
-from jax_attn.parity.run.port import (
-    Forward,
-    Port,
-    Tree,
-    float_dtype,
-    full_precision,
-    x64_for,
-)
+from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
+from jax_attn.parity.run.port import Port, float_dtype, full_precision, x64_for
 from jax_attn.parity.run.traffic import Sent, sent, total
+from jax_attn.parity.run.transforms import Forward, Tree
 from jax_attn.selfcheck.matrix.cached_calls import port_ragged, times_and_tokens
-from jax_attn.selfcheck.matrix.cases import SHAPES, Case
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
 from jax_attn.selfcheck.matrix.kernels import kernel_of_rows
+from jax_attn.selfcheck.matrix.mesh_rows import DATA, HEADS, MeshCase
 from jax_attn.selfcheck.matrix.preparation import Preparation
-from jax_attn.selfcheck.matrix.rows import FACTORS, published
 from jax_attn.selfcheck.matrix.run_rows import Doubts, judge_case, refusal
 from jax_attn.transfer import flatten
 from jax_attn.transfer.nnx.load import spelled
 
-DATA, HEADS = "data", "heads"
-KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-_SHAPES = ("parts", "shared_parts")
 _BY_HEAD = ("allowed", "bias", "keep")
 """Masks that may have an axis of heads, (B, N or 1, T, S). The first axis of every input is B."""
 _DECISION = 4
 """Bytes: a `lax.cond` on a property of all rows needs a sum of one number over them."""
 _RATE = 2.0**-4
 """The learning rate of the step of gradient descent; a power of two adds no rounding."""
-
-
-@dataclass(frozen=True)
-class MeshCase:
-    """A row on a mesh. data, heads: devices along the batch and along the heads. kind: of KINDS."""
-
-    case: Case
-    data: int
-    heads: int
-    kind: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.case.name}-{self.kind}"
-
-    def mesh(self, backend: str) -> Mesh:
-        sizes = (self.data, self.heads)
-        devices = jax.devices(backend)[: math.prod(sizes)]
-        return jax.make_mesh(sizes, (DATA, HEADS), (KINDS[self.kind],) * 2, devices=devices)
-
-
-def cases(*, every: bool) -> tuple[Case, ...]:
-    """Return the rows for each kind of mesh: published designs under each mask, variants under one.
-
-    every: also variants under each mask, all on both shapes if keys may have another length, in
-    float32 and bfloat16, and under several transforms.
-    """
-    rows = []
-    for design, factors in FACTORS.items():
-        masks = factors.masks if every or design in published() else factors.masks[-1:]
-        shapes = _SHAPES if "cross" in factors.shapes else _SHAPES[:1]
-        for i, mask in enumerate(masks):
-            if not every:
-                rows.append(Case(design, "float32", mask, shapes[i % len(shapes)], "jit"))
-                continue
-            for shape in shapes:
-                dtypes = [d for d in ("float32", "bfloat16") if d in factors.dtypes]
-                rows += [
-                    Case(design, dtype, mask, shape, transform)
-                    for dtype in dtypes
-                    for transform in ("jit", "grad", "eager")[: 3 if dtype == "float32" else 1]
-                ]
-    return tuple(rows)
-
-
-def problems(sizes: Mapping[str, int]) -> list[str]:
-    """List why a mesh of these sizes cannot shard the rows."""
-    most = {
-        DATA: ("rows", math.gcd(*(SHAPES[shape].B for shape in _SHAPES))),
-        HEADS: ("heads", math.gcd(*(SHAPES[shape].N for shape in _SHAPES))),
-    }
-    if math.prod(sizes.values()) == 1:
-        return ["expected more than one device"]
-    return [
-        f"{name}: expected a number of devices that divides {most[name][1]} {most[name][0]}, "
-        f"got {size}"
-        for name, size in sizes.items()
-        if most[name][1] % size
-    ]
 
 
 def run_on_mesh(
@@ -170,11 +100,11 @@ class OnMesh:
     mesh: Mesh
 
     @cached_property
-    def placement(self) -> Placement:
+    def placement(self) -> MeshPlacement:
         """The placement: inputs sharded along the batch, parameters as `sharding` shards them."""
         inputs = self.preparation.inputs
         of_inputs = {name: _spec(name, array) for name, array in inputs.items()}
-        return Placement(self.mesh, of_inputs, self._parameters)
+        return MeshPlacement(self.mesh, of_inputs, self._parameters)
 
     @cached_property
     def port(self) -> Port:
@@ -336,9 +266,7 @@ def _step(
         outputs, _ = forward(params, floats, others)
         return sum((c * outputs[name]).sum() for name, c in cotangents.items())
 
-    tx = optax.sgd(_RATE)
-    updates, _ = tx.update(jax.grad(loss)(params), tx.init(params), params)
-    return optax.apply_updates(params, updates)
+    return jax.tree.map(lambda p, gradient: p - _RATE * gradient, params, jax.grad(loss)(params))
 
 
 def _temporaries(program: jax.stages.Compiled) -> int:

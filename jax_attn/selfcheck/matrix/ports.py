@@ -1,13 +1,18 @@
-"""Build a design's port, with zeros in place of its parameters."""
+"""Ports of the designs: attention with zeros for parameters, and attention over embedded tokens."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
 
 from jax_attn import nn as ported
+from jax_attn.attention.annotations import AnyArray
+from jax_attn.nn.embedding import rows_of
 from jax_attn.selfcheck.matrix.cases import Size
 
 
@@ -39,3 +44,28 @@ class PortBuilder:
         if K == 1:
             return ported.MultiQueryAttention(size.D, size.N, **options)
         return ported.GroupedQueryAttention(size.D, size.N, K, **options)
+
+
+class EmbeddedAttention(nnx.Module):
+    """Self-attention over embedded tokens, attention(embedding(tokens)): (B, T) -> (B, T, D).
+
+    It mirrors ``torch_ref.plain_mha.SentenceAttention``; ``attention`` takes the options.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        options |= {"param_dtype": param_dtype, "rngs": rngs}
+        self.attention = ported.MultiHeadAttention(embed_dim, num_heads, **options)
+        self.embedding = nnx.Embed(vocab_size, embed_dim, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, tokens: Int[AnyArray, "B T"]) -> Float[Array, "B T D"]:
+        table = self.embedding.embedding[...]
+        return self.attention(rows_of(table, jnp.asarray(tokens)))

@@ -33,7 +33,7 @@ Solve = Callable[..., Solution]
 
 
 @dataclass(frozen=True)
-class Pair:
+class DesignPair:
     """Both sides of a design, each built once, in eval mode; the caller writes the parameters.
 
     kernel: the one that the port's attention insists on; None lets it choose.
@@ -197,9 +197,9 @@ class Preparation:
         return draw_inputs(self.design, self.case.mask, self.case.size, self.seed)
 
     @cached_property
-    def pair(self) -> Pair:
+    def pair(self) -> DesignPair:
         """Both sides with the same parameters."""
-        pair = Pair(self.design, self.case.size, self.case.dtype, self.kernel)
+        pair = DesignPair(self.design, self.case.size, self.case.dtype, self.kernel)
         draw_parameters(pair.reference, self.seed)
         pair.load_port()
         return pair

@@ -21,7 +21,7 @@ from jax_attn.parity.run.compiled import (
     why_no_tpu_compiler,
 )
 from jax_attn.parity.run.placement import in_words
-from jax_attn.parity.run.port import forward_and_gradients
+from jax_attn.parity.run.transforms import forward_and_gradients
 from jax_attn.selfcheck.matrix.cases import Case
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
 from jax_attn.selfcheck.matrix.preparation import Preparation

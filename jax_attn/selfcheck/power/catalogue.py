@@ -8,7 +8,7 @@ import torch
 
 from jax_attn.parity.bugs import softmax
 from jax_attn.parity.bugs.heads import tiled
-from jax_attn.selfcheck.oracle import Norm, Turn
+from jax_attn.selfcheck.oracle import HeadNorm, Turn
 from jax_attn.selfcheck.power import claims, plants
 from jax_attn.selfcheck.power.bug import Bug
 from jax_attn.selfcheck.power.claims import FINE, SINGLE
@@ -215,19 +215,19 @@ BUGS: dict[str, Bug] = {
         claims.several_and(claims.steps(Turn)),
     ),
     "the other norm": Bug(
-        plants.each(Norm, lambda norm: replace(norm, centred=not norm.centred)),
+        plants.each(HeadNorm, lambda norm: replace(norm, centred=not norm.centred)),
         ("gqa/qk_layer_norm", "causal"),
-        claims.several_and(claims.steps(Norm)),
+        claims.several_and(claims.steps(HeadNorm)),
     ),
     "norm with another epsilon": Bug(
-        plants.each(Norm, lambda norm: replace(norm, epsilon=norm.epsilon / 10)),
+        plants.each(HeadNorm, lambda norm: replace(norm, epsilon=norm.epsilon / 10)),
         ("gqa/qk_norm", "none"),
-        claims.several_and(claims.steps(Norm), claims.at(SINGLE)),
+        claims.several_and(claims.steps(HeadNorm), claims.at(SINGLE)),
     ),
     "norm after rotary": Bug(
         plants.changed_problem(lambda p: replace(p, after=p.after[::-1])),
         ("gqa/qk_norm", "none"),
-        claims.several_and(claims.steps(Norm, Turn)),
+        claims.several_and(claims.steps(HeadNorm, Turn)),
     ),
     # Dropout.
     "dropout where none belongs": Bug(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.selfcheck.oracle import AttentionProblem, Norm, Solution, Turn
+from jax_attn.selfcheck.oracle import AttentionProblem, HeadNorm, Solution, Turn
 
 Plants = Mapping[str, Callable[..., Any]]
 # An `AttentionProblem` whose inputs, weights and bias are tensors.
@@ -115,7 +115,7 @@ def turned(p: TensorProblem, name: str, x: Tensor) -> Tensor:
     return x
 
 
-def _normed(norm: Norm, p: TensorProblem, name: str, x: Tensor) -> Tensor:
+def _normed(norm: HeadNorm, p: TensorProblem, name: str, x: Tensor) -> Tensor:
     off = x - x.mean(-1, keepdim=True) if norm.centred else x
     unit = off / (off.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
     return unit * p.weights[f"{name}_norm.weight"] + p.weights.get(f"{name}_norm.bias", 0.0)
@@ -132,7 +132,7 @@ def _rotated(turn: Turn, p: TensorProblem, name: str, x: Tensor) -> Tensor:
     return turned
 
 
-_AFTER: dict[type, Callable[..., Tensor]] = {Norm: _normed, Turn: _rotated}
+_AFTER: dict[type, Callable[..., Tensor]] = {HeadNorm: _normed, Turn: _rotated}
 
 
 def shared(p: TensorProblem, x: Tensor) -> Tensor:

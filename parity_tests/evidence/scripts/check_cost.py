@@ -27,8 +27,9 @@ from jax_attn import parity, transfer
 from jax_attn.families import BERT
 from jax_attn.models import Model
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port, forward_and_gradients
+from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
+from jax_attn.parity.run.transforms import forward_and_gradients
 
 # name -> D, N, layers, the perceptron's width, words.
 SIZES = {

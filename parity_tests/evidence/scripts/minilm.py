@@ -21,7 +21,7 @@ from measuring import in_turn, keep, seconds
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from helpers.minilm import FOLDER, Pair, ours, own_rows, rankings, sentences, theirs
+from helpers.minilm import FOLDER, Pair, batched, ours, own_rows, rankings, sentences, theirs
 from jax_attn import parity, transfer
 from jax_attn.transfer.table.resolve import passed
 
@@ -33,7 +33,7 @@ Turn = Callable[[], AbstractContextManager]
 
 def compared(pair: Pair, texts: list[str], turn: Turn) -> dict:
     """Every row of every batch."""
-    batches, comparisons = list(pair.encoder.batches(texts, SIZE)), []
+    batches, comparisons = batched(texts, SIZE), []
     for batch in batches:
         with turn():
             comparisons.append(pair.compared(batch))
@@ -56,10 +56,10 @@ def compared(pair: Pair, texts: list[str], turn: Turn) -> dict:
 
 def gradients(pair: Pair) -> dict:
     """Outputs, every weight and every parameter's gradient, of a small batch."""
-    (batch,) = pair.encoder.batches(["A short sentence.", "Another one, somewhat longer."], 2)
+    (batch,) = batched(["A short sentence.", "Another one, somewhat longer."], 2)
     result = parity.check(
         pair.reference,
-        pair.encoder.encoder,
+        pair.encoder,
         {"tokens": batch.tokens, "lengths": batch.lengths},
         layout=pair.layout,
         reference_call=theirs,
@@ -78,7 +78,7 @@ def gradients(pair: Pair) -> dict:
 def exported_back(pair: Pair) -> dict:
     """Whether the export is the file again: every tensor, bit for bit."""
     file = dict(transfer.load_checkpoint(FOLDER / "model.safetensors"))
-    exported = transfer.export(pair.encoder.encoder, pair.layout)
+    exported = transfer.export(pair.encoder, pair.layout)
     skipped = passed(pair.layout.passed_over, file)
     same = [k for k, a in exported.items() if a.tobytes() == transfer.as_numpy(file[k]).tobytes()]
     return {
@@ -92,8 +92,8 @@ def exported_back(pair: Pair) -> dict:
 def throughput(texts: list[str]) -> dict:
     """Sentences a second, tokenised beforehand, each side in turn; medians of warm rounds."""
     pair = Pair(attention="sdpa")
-    batches = list(pair.encoder.batches(texts, TIMED_SIZE))
-    graph, state = nnx.split(pair.encoder.encoder)
+    batches = batched(texts, TIMED_SIZE)
+    graph, state = nnx.split(pair.encoder)
     jitted = jax.jit(lambda state, *inputs: ours(nnx.merge(graph, state), *inputs))
     tensors = [(torch.tensor(b.tokens), torch.tensor(b.lengths)) for b in batches]
 

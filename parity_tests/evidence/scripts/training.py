@@ -23,9 +23,10 @@ from flax import nnx
 from measuring import PROFILE, keep
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop, lr_scheduler
 
-from jax_attn import nn, transfer
+from jax_attn import transfer
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.result import Result
+from jax_attn.selfcheck.matrix.ports import EmbeddedAttention
 from jax_attn.selfcheck.training_bugs.encoder import ENCODER, TorchEncoder, draws, ported
 from jax_attn.training.canaries import try_canaries
 from jax_attn.training.check_training import judge
@@ -84,7 +85,7 @@ def words(length: int = 12, vocabulary: int = 20) -> Task:
         batches.append({"tokens": tokens[:, :-1], "target": tokens[:, 1:]})
     torch.manual_seed(0)
     reference = plain_mha.SentenceAttention(vocabulary, vocabulary, 4)
-    port = nn.SentenceAttention(vocabulary, vocabulary, 4, rngs=nnx.Rngs(0))
+    port = EmbeddedAttention(vocabulary, vocabulary, 4, rngs=nnx.Rngs(0))
     transfer.load(port, reference.state_dict(), transfer.PLAIN_PIPELINE)
     return Task(reference, port, transfer.PLAIN_PIPELINE, batches)
 

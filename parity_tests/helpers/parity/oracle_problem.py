@@ -4,15 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_attn.selfcheck.oracle import AttentionProblem, Norm, Turn
+from jax_attn.selfcheck.oracle import AttentionProblem, HeadNorm, Turn
 
 B, T, S, N, K, H, D, KDIM, VDIM = 2, 3, 5, 4, 2, 5, 7, 6, 8
 BASE, EPSILON = 3.0, 0.2
 
 
 AFTER = {
-    "LayerNorm, interleaved pairs": (Norm(EPSILON, centred=True), Turn(BASE, 4, interleaved=True)),
-    "RMSNorm, pairs of two halves": (Norm(EPSILON), Turn(BASE, 4, first=6)),
+    "LayerNorm, interleaved pairs": (
+        HeadNorm(EPSILON, centred=True),
+        Turn(BASE, 4, interleaved=True),
+    ),
+    "RMSNorm, pairs of two halves": (HeadNorm(EPSILON), Turn(BASE, 4, first=6)),
 }
 
 

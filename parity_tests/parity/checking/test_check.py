@@ -9,6 +9,7 @@ from flax import nnx
 
 from helpers.parity.block_pair import LAYOUT, D, FlaxBlock, T, pair
 from helpers.parity.findings import kinds, sentences
+from helpers.parity.functions import PortFunction, TorchFunction
 from helpers.parity.one_reference import Once
 from jax_attn.attention import Mask
 from jax_attn.parity import ParityError, Verdict, check
@@ -131,10 +132,6 @@ def test_several_outputs_pair_by_name_through_the_adapters(x):
 
 
 def test_a_port_that_counts_its_calls_is_left_as_it_was(x):
-    class Doubles(torch.nn.Module):
-        def forward(self, x):
-            return 2 * x
-
     class Counting(nnx.Module):
         def __init__(self):
             self.calls, self.mean = nnx.Cache(jnp.int32(0)), nnx.BatchStat(jnp.zeros(D))
@@ -145,7 +142,7 @@ def test_a_port_that_counts_its_calls_is_left_as_it_was(x):
             return 2 * x
 
     port = Counting()
-    result = check(Doubles(), port, (x,), transforms=TRANSFORMS)
+    result = check(TorchFunction(lambda x: 2 * x), port, (x,), transforms=TRANSFORMS)
     assert result.verdict is Verdict.PASS, str(result)
     assert (port.calls[...], *port.mean[...]) == (0, *np.zeros(D))
 
@@ -257,29 +254,17 @@ def test_a_parameter_is_found_under_the_name_that_the_table_ties_to_another(is_r
 @pytest.mark.parametrize("fill", [float("-inf"), float("nan")])
 @pytest.mark.parametrize("off", [0.0, 1e-4], ids=["right", "one element off"])
 def test_what_is_not_finite_leaves_the_rest_compared(fill, off):
-    class Filled(torch.nn.Module):
-        def forward(self, x):
-            return (3 * x).masked_fill(torch.ones(11, 7, dtype=torch.bool).triu(1), fill)
-
-    class Port(nnx.Module):
-        def __call__(self, x):
-            y = (3 * x).at[5, 2].add(off)
-            return jnp.where(jnp.triu(jnp.ones((11, 7), bool), 1), fill, y)
-
+    filled = np.triu(np.ones((11, 7), bool), 1)
+    reference = TorchFunction(lambda x: (3 * x).masked_fill(torch.from_numpy(filled), fill))
+    port = PortFunction(lambda x: jnp.where(filled, fill, (3 * x).at[5, 2].add(off)))
     x = np.random.default_rng(0).standard_normal((11, 7))
-    result = check(Filled(), Port(), (x,), gradients=False, transforms=("eager",))
+    result = check(reference, port, (x,), gradients=False, transforms=("eager",))
     assert result.verdict is (Verdict.FAIL if off else Verdict.PASS), str(result)
 
 
 def test_integers_in_and_nothing_to_differentiate_are_compared_all_the_same():
-    class Table(torch.nn.Module):
-        def forward(self, i):
-            return torch.arange(5.0)[i] / 3
-
-    class Port(nnx.Module):
-        def __call__(self, i):
-            return jnp.arange(5.0)[i] / 3
-
-    result = check(Table(), Port(), (np.array([[1, 2], [0, 4]]),))
+    reference = TorchFunction(lambda i: torch.arange(5.0)[i] / 3)
+    port = PortFunction(lambda i: jnp.arange(5.0)[i] / 3)
+    result = check(reference, port, (np.array([[1, 2], [0, 4]]),))
     assert result.verdict is Verdict.PASS, str(result)
     assert {t.label for t in result.tensors} == {"output"}

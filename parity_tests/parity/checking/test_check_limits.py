@@ -8,6 +8,7 @@ from flax import nnx
 
 from helpers.parity.block_pair import pair
 from helpers.parity.findings import kinds, sentences
+from helpers.parity.functions import PortFunction, TorchFunction
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.arguments import input_doubts
 from jax_attn.parity.checking.prepared import Prepared
@@ -30,16 +31,8 @@ def test_without_a_layout_the_result_says_what_was_not_compared(x):
 
 def test_inputs_without_power_are_inconclusive(x):
     """Two numbers that cancel: the output is rounding and nothing else."""
-
-    class Cancels(torch.nn.Module):
-        def forward(self, x):
-            return (x + 1e7) - 1e7
-
-    class Port(nnx.Module):
-        def __call__(self, x):
-            return (x + 1e7) - 1e7
-
-    result = check(Cancels(), Port(), (x,), gradients=False, transforms=("eager",))
+    pair = (side(lambda x: (x + 1e7) - 1e7) for side in (TorchFunction, PortFunction))
+    result = check(*pair, (x,), gradients=False, transforms=("eager",))
     assert result.verdict is Verdict.INCONCLUSIVE
     assert kinds(result, "failure", "doubt") == ["no-power"]
 
@@ -247,16 +240,10 @@ def test_what_cannot_be_checked_is_refused_by_name(row, x):
 
 @pytest.mark.parametrize("name", ["inputs", "call", "side"])
 def test_a_keyword_may_have_any_name(name):
-    class Reference(torch.nn.Module):
-        def forward(self, **given):
-            return torch.tanh(given[name])
-
-    class Port(nnx.Module):
-        def __call__(self, **given):
-            return jnp.tanh(given[name])
-
+    reference = TorchFunction(lambda **given: torch.tanh(given[name]))
+    port = PortFunction(lambda **given: jnp.tanh(given[name]))
     x = np.random.default_rng(0).standard_normal((3, 5))
-    check(Reference(), Port(), {name: x}, transforms=("jit",)).raise_for_status()
+    check(reference, port, {name: x}, transforms=("jit",)).raise_for_status()
 
 
 # the input's third element, the weight's -> the doubt, "" for none.

@@ -1,6 +1,7 @@
 """Causes that have a name: other numbers each time, inputs that reach no parameter, padding."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import torch
 from flax import nnx
 
 from helpers.parity.findings import kinds, sentences
+from helpers.parity.functions import PortFunction, TorchFunction
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.canaries import try_canaries
 from jax_attn.parity.checking.judging import not_finite_under_some
@@ -24,32 +26,26 @@ B, D, F, E = 3, 5, 7, 4
 # --- other numbers each time ----------------------------------------------------------------------
 
 
-class Triple(torch.nn.Module):
-    def forward(self, x):
-        return 3 * x
+TRIPLE = TorchFunction(lambda x: 3 * x)
 
 
-class HostDraws(nnx.Module):
+def draws_on_the_host(x):
     """As a port with NumPy's random numbers in its dropout."""
-
-    def __call__(self, x):
-        return 3 * x * (np.random.default_rng().random(x.shape) > 0.5)
-
-
-class Twice(nnx.Module):
-    def __call__(self, x):
-        return 2 * x
+    return 3 * x * (np.random.default_rng().random(x.shape) > 0.5)
 
 
 # a wrong port -> whether it gives other numbers each time.
-PORTS = {"draws on the host": (HostDraws(), True), "wrong alike each time": (Twice(), False)}
+PORTS = {
+    "draws on the host": (PortFunction(draws_on_the_host), True),
+    "wrong alike each time": (PortFunction(lambda x: 2 * x), False),
+}
 
 
 @pytest.mark.parametrize("name", PORTS)
 def test_a_port_that_gives_other_numbers_each_time_is_told_so_first(name):
     port, differs = PORTS[name]
     x = np.random.default_rng(0).standard_normal((B, D))
-    result = check(Triple(), port, (x,), transforms=("eager", "jit"))
+    result = check(TRIPLE, port, (x,), transforms=("eager", "jit"))
     assert result.verdict is Verdict.FAIL
     told = sentences(result, "other-numbers")
     assert told == list(result.reasons[: len(told)])
@@ -61,14 +57,13 @@ def test_a_port_that_gives_other_numbers_each_time_is_told_so_first(name):
 def test_a_port_that_passes_is_run_once():
     times = itertools.count()
 
-    class Counting(nnx.Module):
-        def __call__(self, x):
-            jax.debug.callback(lambda: next(times))
-            return 3 * x
+    def counted(x):
+        jax.debug.callback(lambda: next(times))
+        return 3 * x
 
     x = np.ones((B, D))
     options = {"gradients": False, "transforms": ("eager",)}
-    assert check(Triple(), Counting(), (x,), **options).verdict is Verdict.PASS
+    assert check(TRIPLE, PortFunction(counted), (x,), **options).verdict is Verdict.PASS
     jax.effects_barrier()
     assert next(times) == 1
 
@@ -230,34 +225,20 @@ def test_layers_that_no_token_is_routed_to_are_named_without_gradients(routed):
     )
 
 
-class Filled(nnx.Module):
-    """Attention whose mask fills every key of the last query, before or after the scale."""
-
-    def __init__(self, scaled_first: bool):
-        self.scaled_first = scaled_first
-
-    def __call__(self, x):
-        seen = jnp.tril(jnp.ones((7, 7), bool)).at[-1].set(False)
-        scores, fill = x @ x.mT, jnp.where(seen, 0.0, jnp.finfo(x.dtype).min)
-        c = 5**0.5
-        scores = scores / c + fill if self.scaled_first else (scores + fill) / c
-        return jax.nn.softmax(scores, -1) @ x
-
-
 @pytest.mark.parametrize("scaled_first", [False, True])
 def test_a_filled_row_that_only_a_compiled_softmax_loses_says_what_to_write(scaled_first):
-    class Attention(torch.nn.Module):
-        def forward(self, x):
-            seen = torch.ones(7, 7).tril().bool()
-            seen[-1] = False
-            fill = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
-            c = 5**0.5
-            scores = x @ x.mT
-            scores = scores / c + fill if scaled_first else (scores + fill) / c
-            return torch.softmax(scores, -1) @ x
+    """The mask fills every key of the last query, before or after the scale."""
+    fill = np.where(np.tril(np.ones((7, 7), bool)), 0, np.finfo(np.float32).min)
+    fill[-1] = np.finfo(np.float32).min
 
+    def attention(softmax, fill, x):
+        scores, c = x @ x.mT, 5**0.5
+        return softmax(scores / c + fill if scaled_first else (scores + fill) / c, -1) @ x
+
+    reference = TorchFunction(partial(attention, torch.softmax, torch.from_numpy(fill)))
+    port = PortFunction(partial(attention, jax.nn.softmax, fill))
     x = np.random.default_rng(0).standard_normal((2, 7, 5)).astype(np.float32)
-    result = check(Attention(), Filled(scaled_first), (x,), gradients=False)
+    result = check(reference, port, (x,), gradients=False)
     assert kinds(result).count("finite-under-some") == (not scaled_first), str(result)
 
 

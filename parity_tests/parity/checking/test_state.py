@@ -9,6 +9,7 @@ import torch
 from flax import nnx
 
 from helpers.parity.findings import kinds, sentences
+from helpers.parity.functions import PortFunction, TorchFunction
 from helpers.parity.one_reference import Once
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.run.inputs_and_runs import STATE, Inputs
@@ -199,9 +200,8 @@ def test_torchs_own_statistics_are_within_their_budgets(dtype):
 # --- ports that remember --------------------------------------------------------------------------
 
 
-class Triple(torch.nn.Module):
-    def forward(self, x):
-        return 3 * x
+def triple(x):
+    return 3 * x
 
 
 class Remembers(nnx.Module):
@@ -279,7 +279,7 @@ def remembering(reference, port, **options):
 @pytest.mark.parametrize("name", REMEMBER)
 def test_a_port_that_remembers_is_called_twice(name):
     port, (weight, kind), said = REMEMBER[name]
-    result = remembering(Triple(), port)
+    result = remembering(TorchFunction(triple), port)
     assert result.verdict is VERDICTS[weight], str(result)
     assert kind in kinds(result, weight)
     assert said in "".join(sentences(result, kind))
@@ -287,13 +287,13 @@ def test_a_port_that_remembers_is_called_twice(name):
 
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow")
 def test_what_is_sown_for_others_to_read_is_no_state():
-    result = remembering(Triple(), Sows())
+    result = remembering(TorchFunction(triple), Sows())
     assert result.verdict is Verdict.PASS
     assert {t.label for t in result.tensors} == {"output", "grad input 0"}
 
 
 def test_the_same_compiled():
-    result = remembering(Triple(), Remembers(), transforms=("jit",), gradients=False)
+    result = remembering(TorchFunction(triple), Remembers(), transforms=("jit",), gradients=False)
     assert [t.label for t in result.tensors if t.verdict is Verdict.FAIL] == [
         "output of a second call"
     ]
@@ -313,17 +313,12 @@ class TorchRemembers(torch.nn.Module):
         return y
 
 
-class Forgets(nnx.Module):
-    def __call__(self, x):
-        return 3 * x
-
-
 # whether the reference's memory is a buffer, the port -> what is found, and what is said.
 BOTH = {
     "both remember": (True, Remembers(), ("note", "state-not-compared"), "buffers `previous`"),
     "the port forgets": (
         True,
-        Forgets(),
+        PortFunction(triple),
         ("failure", "second-call-differs"),
         "the port keeps no state",
     ),

@@ -18,7 +18,6 @@ from helpers.parity.block_pair import D as WIDTH
 from jax_attn import parity
 from jax_attn.attention import Mask
 from jax_attn.parity.explaining.explanation import where
-from jax_attn.parity.judge.result import Result
 
 X = np.random.default_rng(0).standard_normal((B, T, WIDTH)).astype(np.float32)
 IGNORED = np.arange(T) >= np.array([[T], [T - 2]])
@@ -229,14 +228,6 @@ def test_a_port_that_is_wrong_under_eager_alone_is_told_so():
         "The port passes under jit and fails under eager: it computes something else on concrete "
         "arrays than when it is traced."
     )
-
-
-def test_a_result_that_is_not_of_check_has_no_explanation():
-    with pytest.raises(
-        ValueError,
-        match=r"expected a result of parity.check or parity.check_training, got that of 'row'",
-    ):
-        Result("float32", "cpu", (), name="row").explain()
 
 
 SHOWN = re.compile(r"furthest apart at \[[0-9, ]+\]: \S+, expected \S+\n")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jax_attn.parity.judge import heat
+from jax_attn.parity.judge import figures
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import judge
 
@@ -20,7 +20,7 @@ SHAPES = {
 def test_a_map_is_no_larger_than_can_be_seen(name):
     shape, expected = SHAPES[name]
     zeros = np.zeros(shape)
-    drawn = heat.maps(zeros, zeros, zeros + 1)
+    drawn = figures.maps(zeros, zeros, zeros + 1)
     assert (len(drawn), *np.shape(drawn[0].cells if drawn else ())) == expected
 
 
@@ -30,7 +30,7 @@ def test_each_cell_is_the_largest_error_over_its_budget_there():
     got[1, 2, 5, 7] = 3e-3  # of two rows and two columns a cell
     got[0, 2, 4, 6] = -2e-3
     got[0, 0, 31, 63] = np.nan
-    places, drawn = zip(*heat.maps(want, got, np.full(want.shape, 1e-3)), strict=True)
+    places, drawn = zip(*figures.maps(want, got, np.full(want.shape, 1e-3)), strict=True)
     assert places == (0, 2, 1)  # the worst first
     first, third, second = drawn
     assert first[15][31] == np.inf
@@ -43,13 +43,15 @@ def test_the_worst_places_are_drawn_wherever_they_lie():
     want = np.zeros((1, 11, 4, 4))
     got = want.copy()
     got[0, 10, 2, 3] = 5e-3
-    (worst, *others) = heat.maps(want, got, np.full(want.shape, 1e-3))
-    assert (worst.place, worst.cells[2][3], len(others)) == (10, 5, heat.MAPS - 1)
+    (worst, *others) = figures.maps(want, got, np.full(want.shape, 1e-3))
+    assert (worst.place, worst.cells[2][3], len(others)) == (10, 5, figures.MAPS - 1)
 
 
 def test_what_is_undefined_on_both_sides_is_no_error():
     want = np.array([[np.nan, np.inf, 1.0]])
-    assert heat.maps(want, want.copy(), np.full(want.shape, np.nan)) == ((0, ((0.0, 0.0, 0.0),)),)
+    assert figures.maps(want, want.copy(), np.full(want.shape, np.nan)) == (
+        (0, ((0.0, 0.0, 0.0),)),
+    )
 
 
 def test_only_a_tensor_that_fails_has_maps():

@@ -1,5 +1,7 @@
 """A result's report: reasons first, then the worst tensors, then the notes."""
 
+import pickle
+
 import pytest
 
 from jax_attn.parity.judge.compare import TensorReport, Verdict
@@ -105,3 +107,12 @@ def test_programs_read_every_finding_with_its_kind_and_its_weight():
     assert first == {"weight": "failure", "kind": "weights-differ", "sentence": "a weight"}
     strict = [(f.weight, f.kind) for f in result(PASSING).strict().findings]
     assert strict == [("doubt", "no-padding"), ("standing note", "scope")]
+
+
+def test_a_pickled_result_drops_its_modules_and_says_which_call_explains_it():
+    here = result([*PASSING, *FAILING], explainer=lambda _: "explained")
+    assert here.explain() == "explained"
+    again = pickle.loads(pickle.dumps(here))
+    assert (again.findings, again.explainer) == (here.findings, None)
+    with pytest.raises(ValueError, match=r"call parity\.explain\(reference, port, inputs, …\)"):
+        again.explain()

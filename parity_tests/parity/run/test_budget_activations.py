@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from flax import nnx
-from torch import nn
 from torch.nn import functional
 
+from helpers.parity.functions import PortFunction, TorchFunction
 from jax_attn.parity import check
 
 # name -> torch's kernel, and what a port writes.
@@ -36,30 +35,13 @@ ACTIVATIONS = {
 }
 
 
-class Activation(nn.Module):
-    def __init__(self, of):
-        super().__init__()
-        self.of = of
-
-    def forward(self, x):
-        return self.of(x)
-
-
-class PortedActivation(nnx.Module):
-    def __init__(self, of):
-        self.of = of
-
-    def __call__(self, x):
-        return self.of(x)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_a_port_writes_out_an_activation_that_torch_has_a_kernel_for(name, dtype):
     of, ours = ACTIVATIONS[name]
     x = np.random.default_rng(0).standard_normal((16, 34))
-    result = check(Activation(of), PortedActivation(ours), (x,), dtype=dtype, transforms=("jit",))
+    result = check(TorchFunction(of), PortFunction(ours), (x,), dtype=dtype, transforms=("jit",))
     assert result.verdict == "PASS", result
 
 
@@ -71,15 +53,17 @@ def test_large_numbers_lose_digits_as_jax_differentiates_a_softplus(of, ours):
     """exp(x - softplus(x)): too many of bfloat16's to tell a right port from a wrong one."""
     x = 20 * np.random.default_rng(0).standard_normal((16, 34))
     for dtype, verdict in (("float32", "PASS"), ("bfloat16", "INCONCLUSIVE")):
-        pair = Activation(of), PortedActivation(ours)
+        pair = TorchFunction(of), PortFunction(ours)
         result = check(*pair, (x,), dtype=dtype, transforms=("jit",))
         assert result.verdict == verdict, result
 
 
 def test_a_softplus_that_is_off_by_a_thousandth_fails():
     x = 20 * np.random.default_rng(0).standard_normal((16, 34))
-    port = PortedActivation(lambda x: jax.nn.softplus(1.001 * x))
-    assert check(Activation(functional.softplus), port, (x,), transforms=("jit",)).verdict == "FAIL"
+    port = PortFunction(lambda x: jax.nn.softplus(1.001 * x))
+    assert (
+        check(TorchFunction(functional.softplus), port, (x,), transforms=("jit",)).verdict == "FAIL"
+    )
 
 
 def scores_by_torch(x):
@@ -96,12 +80,12 @@ def scores_by_jax(x, factor=1.0):
 def test_scores_filled_with_the_lowest_number_of_their_dtype_are_compared(factor, verdict):
     """The oracle's own is that of float64."""
     x = np.random.default_rng(0).standard_normal((7, 5))
-    port = PortedActivation(partial(scores_by_jax, factor=factor))
-    result = check(Activation(scores_by_torch), port, (x,), transforms=("jit",))
+    port = PortFunction(partial(scores_by_jax, factor=factor))
+    result = check(TorchFunction(scores_by_torch), port, (x,), transforms=("jit",))
     assert result.verdict == verdict, result
 
 
 def test_a_gelu_of_the_other_kind_is_no_gelu():
     x = np.random.default_rng(0).standard_normal((16, 34))
-    port = PortedActivation(jax.nn.gelu)
-    assert check(Activation(functional.gelu), port, (x,), transforms=("jit",)).verdict == "FAIL"
+    port = PortFunction(jax.nn.gelu)
+    assert check(TorchFunction(functional.gelu), port, (x,), transforms=("jit",)).verdict == "FAIL"

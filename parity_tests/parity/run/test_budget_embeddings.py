@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.modes.perturbed_mode import _unwritten_zeros
+from jax_attn.parity.run.modes.kernel_steps import unwritten_zeros
 from jax_attn.parity.run.reference import Reference
 
 STATM = Path("/proc/self/statm")
@@ -45,7 +45,7 @@ def test_torchs_own_gradient_lies_within_its_budget_and_unread_rows_are_exact(ro
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 5)])
 def test_a_table_of_zeros(shape):
-    zeros = _unwritten_zeros(shape)
+    zeros = unwritten_zeros(shape)
     assert torch.equal(zeros, torch.zeros(shape, dtype=torch.float64))
     assert torch.equal(zeros.add_(1), torch.ones(shape, dtype=torch.float64))
 
@@ -56,7 +56,7 @@ def test_rows_that_are_not_written_take_no_memory():
         return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
 
     before = resident()
-    table = _unwritten_zeros((2**15, 2**9))  # 128 MiB
+    table = unwritten_zeros((2**15, 2**9))  # 128 MiB
     table.index_copy_(0, torch.tensor([3, 30000]), torch.ones(2, 2**9, dtype=torch.float64))
     assert table.sum() == 2**10  # reading takes none either
     assert resident() - before < 2**23

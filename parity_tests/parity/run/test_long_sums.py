@@ -1,28 +1,16 @@
 """What torch's kernels do in one operator, as long sums: their error lies within its budget."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from helpers.parity.functions import TorchFunction as Operator
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.reference import Reference
 
 AT = torch.arange(400) % 3
-
-
-class Operator(nn.Module):
-    """A function of one array, as a module."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 class OfTime(nn.Conv1d):
@@ -101,7 +89,10 @@ ROWS = {
     "conv_tbc": (lambda: OfTime(61, 7, 3), (19, 2, 61)),
     "_trilinear": (lambda: Pair(23, 23, 7), (5, 23)),
     "avg_pool2d": (lambda: Operator(lambda x: functional.avg_pool2d(x, 9)), (2, 5, 27, 27)),
-    "avg_pool3d": (lambda: Operator(lambda x: functional.avg_pool3d(x, 5)), (2, 3, 10, 10, 10)),
+    "avg_pool3d": (
+        lambda: Operator(lambda x: functional.avg_pool3d(x, 5)),
+        (2, 3, 10, 10, 10),
+    ),
     "cumsum": (lambda: Operator(lambda x: x.cumsum(1)), (3, 1009)),
     "index_add_": (lambda: Operator(added), (2, 400, 7)),
     "scatter_add": (lambda: Operator(scattered), (2, 400, 7)),

@@ -10,7 +10,7 @@ from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.compare import rms
 from jax_attn.parity.run import reference as reference_module
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.modes.many_runs import Runs
+from jax_attn.parity.run.modes.many_runs import RunsTensor
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.reference import Reference
@@ -146,7 +146,7 @@ def test_the_runs_of_a_pass_differ_in_each_number_that_is_rounded(name):
 def test_runs_with_one_key_would_be_the_same(monkeypatch):
     """That draws differ by keys alone: the check above can fail."""
     draws = reference_module.Perturbed(PRECISIONS["float32"], [7, 7, 7]).rounding.draws
-    x = Runs(torch.ones(3, 5, dtype=torch.float64))
+    x = RunsTensor(torch.ones(3, 5, dtype=torch.float64))
     same = draws.alike(x, draws.key(), 2.0**-24).each
     assert torch.equal(same, same[:1].expand(3, 5))
 

@@ -12,7 +12,8 @@ from jax_attn.parity import Verdict
 from jax_attn.selfcheck.matrix import on_mesh
 from jax_attn.selfcheck.matrix.cases import Case
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
-from jax_attn.selfcheck.matrix.on_mesh import DATA, HEADS, KINDS, MeshCase, OnMesh, cases, problems
+from jax_attn.selfcheck.matrix.mesh_rows import DATA, HEADS, KINDS, MeshCase, cases, problems
+from jax_attn.selfcheck.matrix.on_mesh import OnMesh
 from jax_attn.selfcheck.matrix.preparation import Preparation
 from jax_attn.selfcheck.matrix.rows import FACTORS, published
 

@@ -10,7 +10,8 @@ from flax import nnx
 
 import torch_ref
 from helpers.transfer.layout_cases import CASES, KDIM, B, D, N, T, abstract, ours, table
-from jax_attn import nn, transfer
+from jax_attn import transfer
+from jax_attn.selfcheck.matrix.ports import EmbeddedAttention
 from jax_attn.transfer import LAYOUTS, Layout, TransferError, packed, row
 from torch_ref.plain_mha import SentenceAttention
 
@@ -112,7 +113,7 @@ def test_a_wrong_table_is_seen(design, layout):
 
 def test_the_pipeline_is_a_composed_table():
     reference = with_integer_weights(SentenceAttention(7, D, N))
-    module = nnx.eval_shape(lambda: nn.SentenceAttention(7, D, N, rngs=nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: EmbeddedAttention(7, D, N, rngs=nnx.Rngs(0)))
     transfer.load(module, reference.state_dict(), transfer.PLAIN_PIPELINE)
     tokens = torch.tensor([[1, 2, 3, 4, 5, 0]])
     embedded = np.asarray(transfer.flatten(module)["embedding.embedding"])[tokens.numpy()]

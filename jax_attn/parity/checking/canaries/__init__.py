@@ -33,7 +33,8 @@ from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.run.at_once import together
-from jax_attn.parity.run.reference import LONG, set_for_all_threads
+from jax_attn.parity.run.reference import LONG
+from jax_attn.parity.run.torch_settings import set_for_all_threads
 
 __all__ = ["DoubtsAndNotes", "try_canaries"]
 

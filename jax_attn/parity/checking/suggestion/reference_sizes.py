@@ -97,9 +97,10 @@ class ReferenceSizes:
         the size of a block.
         """
         most = min((x for x in self.all("positions") if x <= LONGEST), default=LONGEST)
-        first = _prime(max(self.reach, usual), self.taken, 1)
+        first = other_prime(max(self.reach, usual), self.taken)
         # Two positions may be reserved, for example for padding.
-        shorter = (_prime(min(x, first), self.taken, -1) for x in (most, most - 2, most // 2, 5))
+        limits = (most, most - 2, most // 2, 5)
+        shorter = (other_prime(min(x, first), self.taken, -1) for x in limits)
         return list(dict.fromkeys(x for x in (first, *shorter) if x <= most or most < usual))
 
     @property
@@ -115,15 +116,8 @@ class ReferenceSizes:
                 yield from (x for n, x in vars(config).items() if n.endswith("_config") and x)
 
 
-def other_primes(taken: set[int], start: int, count: int) -> list[int]:
-    """Return the first `count` primes from `start` on that are not taken."""
-    primes: list[int] = []
-    while len(primes) < count:
-        primes.append(_prime(start, taken | set(primes), 1))
-    return primes
-
-
-def _prime(start: int, taken: set[int], step: int) -> int:
+def other_prime(start: int, taken: set[int], step: int = 1) -> int:
+    """Return the first prime from `start` on, or down from it, that is not taken; at least 2."""
     x = max(start, 2)
     while x > 2 and (x in taken or any(x % d == 0 for d in range(2, int(x**0.5) + 1))):
         x += step

@@ -31,8 +31,8 @@ from jax_attn.parity.checking.suggestion.input_table import (
     may_be_asked_for,
     row_of,
 )
-from jax_attn.parity.checking.suggestion.reference_sizes import ReferenceSizes, other_primes
-from jax_attn.parity.checking.suggestion.trials import Signature, Trial
+from jax_attn.parity.checking.suggestion.reference_sizes import ReferenceSizes, other_prime
+from jax_attn.parity.checking.suggestion.trials import ReferenceTrial, Signature
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.inputs_and_runs import Arrays
 
@@ -89,7 +89,7 @@ def suggest_inputs(
         raise ValueError("\n".join(map(_untold, untold)))
     sizes, trial = (
         ReferenceSizes(reference),
-        Trial(reference, reference_call, dtype, seed, signature, fixed),
+        ReferenceTrial(reference, reference_call, dtype, seed, signature, fixed),
     )
     arrays, lengths = _needed(trial, sizes, fixed)
     return signature.bound(_with_optional(trial, sizes, arrays, lengths))
@@ -134,9 +134,9 @@ def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterat
     of_fixed = dict(_letters(sizes, fixed))
     beside_a_decoder = any(name.startswith("decoder_") for name in signature.parameters)
     for T in sizes.lengths():
-        B = other_primes(sizes.taken | {T}, 3, 1)[0]
+        B = other_prime(3, sizes.taken | {T})
         least = sizes.reach or max(T // 2, 5)
-        for S in (other_primes(sizes.taken | {B, T}, least, 1)[0], T):
+        for S in (other_prime(least, sizes.taken | {B, T}), T):
             lengths = {**others, "B": B, "T": T, "S": S, **of_fixed}
             lengths["E"] = lengths["S" if beside_a_decoder else "T"]
             yield {**lengths, "M": lengths["B"] * heads}
@@ -151,7 +151,7 @@ def _letters(sizes: ReferenceSizes, fixed: Arrays) -> Iterator[tuple[str, int]]:
 
 
 def _needed(
-    trial: Trial, sizes: ReferenceSizes, fixed: Arrays
+    trial: ReferenceTrial, sizes: ReferenceSizes, fixed: Arrays
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Make arrays for parameters that have no default, or that the reference needs nevertheless.
 
@@ -189,7 +189,7 @@ def _needed(
 
 
 def _arrays(
-    trial: Trial, sizes: ReferenceSizes, name: str, lengths: Lengths
+    trial: ReferenceTrial, sizes: ReferenceSizes, name: str, lengths: Lengths
 ) -> Iterator[np.ndarray]:
     """Yield every array that may be passed for a parameter."""
     if choices := choices_of(name, sizes):
@@ -204,7 +204,7 @@ def _arrays(
 
 
 def _with_optional(
-    trial: Trial, sizes: ReferenceSizes, arrays: dict[str, np.ndarray], lengths: Lengths
+    trial: ReferenceTrial, sizes: ReferenceSizes, arrays: dict[str, np.ndarray], lengths: Lengths
 ) -> dict[str, np.ndarray]:
     """Add optional parameters one by one: the first array that runs and changes an output.
 
@@ -229,7 +229,7 @@ def _with_optional(
 
 
 def _counts_itself(
-    trial: Trial, name: str, without: dict[str, np.ndarray], given: dict[str, np.ndarray]
+    trial: ReferenceTrial, name: str, without: dict[str, np.ndarray], given: dict[str, np.ndarray]
 ) -> bool:
     """Return whether positions, if left out, default to 0, 1, 2, … in each row, as in any port."""
     in_order = np.broadcast_to(np.arange(given[name].shape[-1]), given[name].shape)
@@ -237,7 +237,7 @@ def _counts_itself(
 
 
 def _with_mask(
-    trial: Trial, name: str, arrays: dict[str, np.ndarray], lengths: Lengths
+    trial: ReferenceTrial, name: str, arrays: dict[str, np.ndarray], lengths: Lengths
 ) -> dict[str, np.ndarray]:
     """Add the first mask that hides keys from a softmax; failing that, one that changes an output.
 
@@ -266,7 +266,7 @@ def _with_mask(
 
 
 def _with_form(
-    trial: Trial, name: str, arrays: dict[str, np.ndarray], form: MaskForm
+    trial: ReferenceTrial, name: str, arrays: dict[str, np.ndarray], form: MaskForm
 ) -> dict[str, np.ndarray]:
     """Add a mask, with an empty row if the reference stays finite and accurate on it."""
     masks = [trial.mask(name, form, empty=True), trial.mask(name, form), trial.probe(form)]

@@ -55,7 +55,7 @@ class Signature:
 
 
 @dataclass
-class Trial:
+class ReferenceTrial:
     """A reference and the way to call it. fixed: the arrays that the caller gave."""
 
     module: torch.nn.Module

@@ -174,7 +174,7 @@ class DecisionRecorder(Mode):
         return result
 
 
-class Replay:
+class DecisionReplay:
     """The reference's decisions, in order, replayed in one float64 run.
 
     lost: True once the run's order of operators differs; from then on the run decides by itself.
@@ -220,7 +220,7 @@ class Replay:
         return args[0].gather(named.get("dim", -1), going_on), going_on
 
 
-class Probe(Replay):
+class DecisionDetector(DecisionReplay):
     """Leaves every decision to the run. decides: True once it met one about floating numbers."""
 
     def __init__(self, *, sides: bool) -> None:
@@ -245,10 +245,10 @@ class Decisions(list[Decision]):
         super().__init__(decisions)
         self.sides = sides
 
-    def replay(self, policy: Policy, turns: Sequence[int] = (0,)) -> Replay:
+    def replay(self, policy: Policy, turns: Sequence[int] = (0,)) -> DecisionReplay:
         """Return a replay for one run; empty if the runs take all decisions and none is counted."""
         any_taken = self.sides or not all(decision.is_side for decision in self)
-        return Replay(self if any_taken else (), policy, sides=self.sides, turns=turns)
+        return DecisionReplay(self if any_taken else (), policy, sides=self.sides, turns=turns)
 
     def hold(self, *, both: bool) -> None:
         """Set whether later runs take either decision where the runs so far have differed.

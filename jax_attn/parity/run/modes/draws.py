@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from jax_attn.parity.run.modes.many_runs import Runs, each_run, lifted
+from jax_attn.parity.run.modes.many_runs import RunsTensor, each_run, lifted
 
 PART = 2**16
 """Elements per part: 512 KiB of float64, so that four tensors stay in a cache of 2 MiB. Half as
@@ -57,10 +57,10 @@ class Draws:
         self._drawn += 1
         return self._keys[self._drawn - 1]
 
-    def one(self) -> float | Runs:
+    def one(self) -> float | RunsTensor:
         """Draw a single number for each run."""
         numbers = self.key() * 2.0**-63 - 1
-        return float(numbers[0]) if self.runs is None else Runs(torch.from_numpy(numbers))
+        return float(numbers[0]) if self.runs is None else RunsTensor(torch.from_numpy(numbers))
 
     def each(self, x: torch.Tensor) -> torch.Tensor:
         """Return the numbers of every run, (runs, *shape), not to be written to."""
@@ -69,7 +69,7 @@ class Draws:
 
     def of(self, each: torch.Tensor) -> torch.Tensor:
         """Return the tensor of these numbers of every run."""
-        return each[0] if self.runs is None else Runs(each)
+        return each[0] if self.runs is None else RunsTensor(each)
 
     def flags(self, of_runs: np.ndarray) -> torch.Tensor:
         """Return a boolean of each run, (runs,), as a tensor without axes."""
@@ -122,7 +122,7 @@ def in_parts(
     result of a long one, perhaps one of `tensors`; None makes a new one.
     """
     first = tensors[0]
-    if isinstance(first, Runs):
+    if isinstance(first, RunsTensor):
         return _in_groups_of_runs(change, first, *tensors)
     if first.numel() <= PART or not all(x.is_contiguous() for x in tensors):
         return change(ALL, *tensors)
@@ -133,7 +133,7 @@ def in_parts(
 
 
 def _in_groups_of_runs(
-    change: Callable[..., torch.Tensor], first: Runs, *tensors: torch.Tensor
+    change: Callable[..., torch.Tensor], first: RunsTensor, *tensors: torch.Tensor
 ) -> torch.Tensor:
     runs, at_once = len(first.each), max(1, PART // max(1, first.numel()))
     if runs <= at_once:
@@ -142,6 +142,6 @@ def _in_groups_of_runs(
     out = torch.empty(first.each.shape, dtype=torch.float64)
     for start in range(0, runs, at_once):
         rows = slice(start, start + at_once)
-        changed = change(rows, *(Runs(x[rows]) for x in each))
+        changed = change(rows, *(RunsTensor(x[rows]) for x in each))
         out[rows] = each_run(changed, runs)
-    return Runs(out)
+    return RunsTensor(out)

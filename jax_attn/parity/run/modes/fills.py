@@ -8,14 +8,18 @@ scores, but float32 gives every key the same weight.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from jax_attn.parity.run.modes.many_runs import Runs
+from jax_attn.parity.run.modes.draws import in_parts
+from jax_attn.parity.run.modes.many_runs import RunsTensor
+from jax_attn.parity.run.modes.rounding import DrawnRounding
 
 FLOAT32 = 2.0**-24
 """The roundoff of a sum in float32, in which kernels of narrower dtypes add too."""
 
 SUMS_OF_TWO = ("add", "sub", "rsub")
+_HALF = np.uint64(2**63)
 
 
 class Summands(NamedTuple):
@@ -55,7 +59,7 @@ def is_one_of(result: torch.Tensor, operands: Iterable[Any]) -> torch.Tensor:
 
 def largest(x: torch.Tensor) -> float:
     """Return the largest magnitude in x over all runs; NaN if x has NaN; 0 if x is empty."""
-    x = x.each if isinstance(x, Runs) else x
+    x = x.each if isinstance(x, RunsTensor) else x
     low, high = (bound.item() for bound in torch.aminmax(x)) if x.numel() else (0.0, 0.0)
     return max(-low, high)
 
@@ -83,3 +87,48 @@ def as_kept(total: torch.Tensor, summands: Summands, dtype: torch.dtype) -> torc
     return torch.where(
         bounded.abs() >= overflows, torch.copysign(total.new_tensor(torch.inf), bounded), total
     )
+
+
+def stored_of_two(
+    rounding: DrawnRounding,
+    dtype: torch.dtype,
+    name: str,
+    result: torch.Tensor,
+    args: tuple,
+    kwargs: dict[str, Any],
+) -> torch.Tensor:
+    """Store a sum or product of two, of a module in `dtype`. A sum that is 0 or equals a summand,
+    and a fill times 1, are exact.
+
+    Skips the search for exact sums if there is no fill and neither summand is a number.
+    """
+    store, acc = rounding.precision.store, rounding.precision.acc
+    has_fill = largest(result) >= 1 / store
+    if name == "mul":
+        stored = rounding.stored(result)
+        if not has_fill:
+            return stored
+        exact = is_one_of(result, args[:2]).logical_and_(result.abs() >= 1 / acc)
+        return torch.where(exact, result, stored)
+    if not has_fill and all(getattr(x, "ndim", 0) for x in args[:2]):
+        return rounding.stored(result)
+    of_storing, of_sum = rounding.draws.key(), rounding.draws.key()
+    keeps_fill = rounding.draws.key() >= _HALF
+
+    def kept(rows: slice, result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        summands = Summands(a, b)
+        stored = rounding.stored_part(result, of_storing[rows])
+        exact = is_one_of(result, summands).logical_or_(result == 0)
+        stored = torch.where(exact, result, stored)
+        if store == acc or not has_fill:
+            return stored
+        # Fill plus score: just the fill if the sum is stored, both if it stays in float32.
+        absorbed, fill = summands.absorbed(store)
+        moved = rounding.moved(result, (acc * result).abs_(), of_sum[rows])
+        near = torch.where(rounding.draws.flags(keeps_fill[rows]), fill, moved)
+        # Sums with the dtype's own smallest number are already rounded by `as_kept`.
+        stored = torch.where(absorbed, near, stored)
+        return torch.where(fill.abs() > torch.finfo(dtype).max, result, stored)
+
+    # Part by part, because each step makes a tensor, and a large model's gradients are long.
+    return in_parts(kept, result, *(x.expand_as(result) for x in Summands.of(name, args, kwargs)))

@@ -7,7 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.run.modes.constants import SOFTMAXES, Kwargs, each
-from jax_attn.parity.run.modes.decisions import DECIDING, Replay
+from jax_attn.parity.run.modes.decisions import DECIDING, DecisionReplay
 from jax_attn.parity.run.modes.fills import SUMS_OF_TWO, Summands, as_kept
 from jax_attn.parity.run.modes.mode import Mode
 from jax_attn.parity.run.modes.products import GROUPED, grouped_product
@@ -83,7 +83,7 @@ class Float64(Mode):
     """
 
     dtype = torch.float32
-    replay: Replay | None = None
+    replay: DecisionReplay | None = None
     largest = 0
     """The number of elements of the largest result so far."""
 

@@ -29,7 +29,7 @@ class UnlikeRunsError(Exception):
     """Runs cannot continue in one pass: one branches differently, or writes to a shared tensor."""
 
 
-class Runs(torch.Tensor):
+class RunsTensor(torch.Tensor):
     """A tensor that holds the numbers of every run, and has the shape of one.
 
     each: the numbers, (runs, *shape). Strides and offset are those of the first run.
@@ -40,8 +40,8 @@ class Runs(torch.Tensor):
     """True for a literal number of the program, as each run rounds it."""
 
     @staticmethod
-    def __new__(cls, each: torch.Tensor) -> "Runs":
-        runs: Runs = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, each: torch.Tensor) -> "RunsTensor":
+        runs: RunsTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             each.shape[1:],
             strides=each.stride()[1:],
@@ -52,7 +52,7 @@ class Runs(torch.Tensor):
         return runs
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Runs({self.each!r})"
+        return f"RunsTensor({self.each!r})"
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -63,24 +63,24 @@ class Runs(torch.Tensor):
         if kind == "composite":
             return func.decompose(*args, **kwargs)
         if kind == "view":
-            if isinstance(args[0], Runs):
-                return _map(Runs, _viewed(func, args, kwargs))
+            if isinstance(args[0], RunsTensor):
+                return _map(RunsTensor, _viewed(func, args, kwargs))
             return func(*_map(first_run, args), **kwargs)  # a view of what all runs read
         if kind == "number":
             return _the_same(args[0].each)[0].item()
         mutable = func._schema.is_mutable
-        if mutable and (not isinstance(args[0], Runs) or torch.Tag.inplace_view in func.tags):
+        if mutable and (not isinstance(args[0], RunsTensor) or torch.Tag.inplace_view in func.tags):
             raise UnlikeRunsError(f"{func} writes to what all runs read, or turns it in place")
         if kind == "elementwise":
             given = (*args, *kwargs.values())
             ndim = max([x.ndim for x in given if isinstance(x, torch.Tensor)])
             each = func(
-                *[_aligned(x, ndim) if type(x) is Runs else x for x in args],
-                **{k: _aligned(x, ndim) if type(x) is Runs else x for k, x in kwargs.items()},
+                *[_aligned(x, ndim) if type(x) is RunsTensor else x for x in args],
+                **{k: _aligned(x, ndim) if type(x) is RunsTensor else x for k, x in kwargs.items()},
             )
-            return args[0] if mutable else Runs(each)
+            return args[0] if mutable else RunsTensor(each)
         each = _over_runs(_with_a_rule(func), args, kwargs)
-        return args[0] if mutable else _map(Runs, each)
+        return args[0] if mutable else _map(RunsTensor, each)
 
 
 @cache
@@ -109,22 +109,22 @@ def _kind(func: OpOverload) -> str:
 
 def each_run(x: torch.Tensor, runs: int) -> torch.Tensor:
     """Return the numbers of every run, (runs, *shape), even if x is shared by all runs."""
-    return x.each if isinstance(x, Runs) else x.expand(runs, *x.shape)
+    return x.each if isinstance(x, RunsTensor) else x.expand(runs, *x.shape)
 
 
 def first_run(x: torch.Tensor) -> torch.Tensor:
     """Return the numbers of the first run; x itself if it is a plain tensor."""
-    return x.each[0] if isinstance(x, Runs) else x
+    return x.each[0] if isinstance(x, RunsTensor) else x
 
 
 def runs_of(x: torch.Tensor, runs: int) -> Sequence[torch.Tensor]:
     """Return the numbers of each run."""
-    return x.each.unbind() if isinstance(x, Runs) else [x] * runs
+    return x.each.unbind() if isinstance(x, RunsTensor) else [x] * runs
 
 
-def lifted(x: torch.Tensor, runs: int) -> Runs:
+def lifted(x: torch.Tensor, runs: int) -> RunsTensor:
     """Return `x` with numbers of its own for each run, which may be written to."""
-    return x if isinstance(x, Runs) else Runs(x.detach().repeat(runs, *[1] * x.ndim))
+    return x if isinstance(x, RunsTensor) else RunsTensor(x.detach().repeat(runs, *[1] * x.ndim))
 
 
 def _viewed(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -142,7 +142,7 @@ def _viewed(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
 def _over_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Apply an operator to every run: at once if torch can, else one after another."""
     given = (args, kwargs)
-    count = next(len(x.each) for x in _leaves(given) if isinstance(x, Runs))
+    count = next(len(x.each) for x in _leaves(given) if isinstance(x, RunsTensor))
     falls_back = _functorch._is_vmap_fallback_enabled()
     with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED):
         level = _functorch._vmap_increment_nesting(count, "same")
@@ -171,7 +171,7 @@ def run_by_run(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Apply an operator to one run after another; its number arguments may differ between runs."""
     slots = {a.name: str(a.type) for a in func._schema.arguments}
     of_args = dict(zip(slots, args, strict=False)) | kwargs
-    count = next(len(x.each) for x in _leaves(of_args) if isinstance(x, Runs))
+    count = next(len(x.each) for x in _leaves(of_args) if isinstance(x, RunsTensor))
 
     def of_run(run: int, name: str, value: Any) -> Any:
         value = _map(partial(_one, run=run), value)
@@ -190,7 +190,9 @@ def has_numbers_of_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -
     """Return whether some argument holds a number for every run where `func` takes no tensor."""
     slots = {a.name: str(a.type) for a in func._schema.arguments}
     given = dict(zip(slots, args, strict=False)) | kwargs
-    return any(isinstance(x, Runs) and "Tensor" not in slots[name] for name, x in given.items())
+    return any(
+        isinstance(x, RunsTensor) and "Tensor" not in slots[name] for name, x in given.items()
+    )
 
 
 def _stacked(results: Sequence[Any]) -> Any:
@@ -210,18 +212,18 @@ def _the_same(each: torch.Tensor) -> torch.Tensor:
     return each
 
 
-def _aligned(x: Runs, ndim: int) -> torch.Tensor:
+def _aligned(x: RunsTensor, ndim: int) -> torch.Tensor:
     """Return a tensor's numbers with the axis of runs before `ndim` other axes."""
     each = x.each
     return each if x.ndim == ndim else each.reshape(len(each), *[1] * (ndim - x.ndim), *x.shape)
 
 
 def _batched(x: Any, level: int) -> Any:
-    return _functorch._add_batch_dim(x.each, 0, level) if isinstance(x, Runs) else x
+    return _functorch._add_batch_dim(x.each, 0, level) if isinstance(x, RunsTensor) else x
 
 
 def _one(x: Any, run: int) -> Any:
-    return x.each[run] if isinstance(x, Runs) else x
+    return x.each[run] if isinstance(x, RunsTensor) else x
 
 
 def _map(fn: Callable[[Any], Any], tree: Any) -> Any:

@@ -1,7 +1,6 @@
 """A torch mode that computes in float64 and moves every operation's result by a roundoff."""
 
 import math
-import mmap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,8 +23,8 @@ from jax_attn.parity.run.modes.constants import (
     signature,
     sources_of,
 )
-from jax_attn.parity.run.modes.draws import Draws, in_parts
-from jax_attn.parity.run.modes.fills import SUMS_OF_TWO, Summands, is_one_of, largest
+from jax_attn.parity.run.modes.draws import Draws
+from jax_attn.parity.run.modes.fills import SUMS_OF_TWO, stored_of_two
 from jax_attn.parity.run.modes.float64_mode import (
     TORCH_DTYPES,
     Float64,
@@ -34,16 +33,21 @@ from jax_attn.parity.run.modes.float64_mode import (
     not_in_place,
     rounds,
 )
-from jax_attn.parity.run.modes.hidden_steps import hidden_steps
+from jax_attn.parity.run.modes.kernel_steps import (
+    COMPOSED,
+    WRITTEN,
+    hidden_steps,
+    unwritten_zeros,
+)
 from jax_attn.parity.run.modes.many_runs import (
-    Runs,
+    RunsTensor,
     first_run,
     has_numbers_of_runs,
     run_by_run,
     takes_tensors,
 )
 from jax_attn.parity.run.modes.products import apart
-from jax_attn.parity.run.modes.rounding import DrawnRounding
+from jax_attn.parity.run.modes.rounding import DrawnRounding, has_reciprocal
 from jax_attn.parity.run.modes.sums import (
     PRODUCTS,
     SUM_TERMS,
@@ -58,50 +62,7 @@ from jax_attn.parity.run.modes.sums import (
 # Terms per partial sum in XLA:CPU, which rewrites long reductions into trees.
 _RUN = 32
 
-# Kernels of several steps, which a port writes out and rounds at each step: x * sigmoid(x).
-_COMPOSED = frozenset(
-    """
-    celu elu elu_backward gelu gelu_backward glu glu_backward log_sigmoid_forward mish
-    mish_backward selu silu silu_backward softplus
-    """.split()  # noqa: SIM905
-)
 _OF_TWO = (*SUMS_OF_TWO, "mul")
-_HALF = np.uint64(2**63)
-
-
-def _softplus_backward(grad: torch.Tensor, x: torch.Tensor, beta: float, _: float) -> torch.Tensor:
-    """Return JAX's derivative of logaddexp(x, 0), which exponentiates a rounded softplus."""
-    x = x * beta
-    softplus = torch.log1p(torch.exp(-torch.abs(x))) + torch.relu(x)
-    return grad * torch.exp(x - softplus)
-
-
-def _log_sigmoid_backward(grad: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return _softplus_backward(grad, -x, 1.0, 0.0)
-
-
-_WRITTEN = {
-    "softplus_backward": _softplus_backward,
-    "log_sigmoid_backward": _log_sigmoid_backward,
-}
-"""Kernels whose steps in a port differ from torch's decompositions."""
-
-
-def _divides(by: Any) -> bool:
-    """Return whether a divisor is a finite, nonzero number with a nonzero reciprocal."""
-    return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
-
-
-def _unwritten_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """Return float64 zeros that take memory only where written: few rows of a table are.
-
-    The allocator's zeros may lie in huge pages, of which each row takes a whole one.
-    """
-    size, private = math.prod(shape), getattr(mmap, "MAP_PRIVATE", 0)
-    # Shared pages, mmap's default, would take memory when they are read, too.
-    flags = {"flags": private | mmap.MAP_ANONYMOUS} if private else {}
-    pages = mmap.mmap(-1, 8 * max(size, 1), **flags)
-    return torch.frombuffer(pages, dtype=torch.float64)[:size].view(shape)
 
 
 class Perturbed(Unperturbed):
@@ -183,13 +144,13 @@ class Perturbed(Unperturbed):
         if not rounds(func) and not is_sum:
             return super().__torch_dispatch__(func, types, args, kwargs)
         kwargs = {name: self.rounding.number(value) for name, value in (kwargs or {}).items()}
-        if plain == "div" and _divides(args[1]) and not kwargs.get("rounding_mode"):
+        if plain == "div" and has_reciprocal(args[1]) and not kwargs.get("rounding_mode"):
             args = (args[0], self.rounding.divisor(args[1]))
         else:
             args = tuple(map(self.rounding.number, args))
         if not func._schema.is_mutable:
             return super().__torch_dispatch__(func, types, args, kwargs)
-        if plain in _COMPOSED or plain in APPROXIMATED or plain in _OF_TWO or is_sum:
+        if plain in COMPOSED or plain in APPROXIMATED or plain in _OF_TWO or is_sum:
             return args[0].copy_(self.compute(not_in_place(func), args, kwargs))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         result.copy_(each(self.rounding.stored, result))
@@ -202,7 +163,7 @@ class Perturbed(Unperturbed):
         func = takes_tensors(func)
         if not has_numbers_of_runs(func, args, kwargs):
             return func(*args, **kwargs)
-        return each(Runs, run_by_run(func, args, kwargs))
+        return each(RunsTensor, run_by_run(func, args, kwargs))
 
     def _of_constant(self, call: Signature) -> Precision:
         """Return the precision of the next constant; the run's own once the order differs."""
@@ -283,9 +244,9 @@ class Perturbed(Unperturbed):
         name = func.overloadpacket.__name__
         if name == "embedding_dense_backward":
             return self._embedding_backward(func, *args)
-        if name in _COMPOSED or name in _WRITTEN or self._stores_steps(name, args):
+        if name in COMPOSED or name in WRITTEN or self._stores_steps(name, args):
             with self._inside(self.precision):
-                steps: Any = _WRITTEN.get(name) or decomposition_table[func]
+                steps: Any = WRITTEN.get(name) or decomposition_table[func]
                 return steps(*args, **kwargs)
         result: Any = NotImplemented
         if torch.Tag.pointwise not in func.tags:
@@ -304,7 +265,7 @@ class Perturbed(Unperturbed):
         if name in APPROXIMATED:
             result = self.rounding.approximated(result, APPROXIMATED[name] * self.precision.acc)
         if name in _OF_TWO and result.is_floating_point():
-            return self._of_two(name, result, args, kwargs)
+            return stored_of_two(self.rounding, self.dtype, name, result, args, kwargs)
         return each(self.rounding.stored, result)
 
     def _next_softmax(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -339,51 +300,8 @@ class Perturbed(Unperturbed):
         at = (rows == padding).nonzero().flatten().tolist()
         with self._inside(replace(self.precision, store=self.precision.acc)):
             few = decomposition_table[func](d_out, read, len(rows), *(at or [-1]), by_frequency)
-        table = self.rounding.draws.lifted(_unwritten_zeros((count, *few.shape[1:])))
+        table = self.rounding.draws.lifted(unwritten_zeros((count, *few.shape[1:])))
         return table.index_copy_(0, rows, self.rounding.stored(few))
-
-    def _of_two(
-        self, name: str, result: torch.Tensor, args: tuple, kwargs: dict[str, Any]
-    ) -> torch.Tensor:
-        """Round a sum or product of two. A sum that is 0 or equals a summand, and a fill times 1,
-        are exact.
-
-        Skips the search for exact sums if there is no fill and neither summand is a number.
-        """
-        store, acc = self.precision.store, self.precision.acc
-        has_fill = largest(result) >= 1 / store
-        if name == "mul":
-            stored = self.rounding.stored(result)
-            if not has_fill:
-                return stored
-            exact = is_one_of(result, args[:2]).logical_and_(result.abs() >= 1 / acc)
-            return torch.where(exact, result, stored)
-        if not has_fill and all(getattr(x, "ndim", 0) for x in args[:2]):
-            return self.rounding.stored(result)
-        of_storing, of_sum = self.rounding.draws.key(), self.rounding.draws.key()
-        keeps_fill = self.rounding.draws.key() >= _HALF
-
-        def kept(
-            rows: slice, result: torch.Tensor, a: torch.Tensor, b: torch.Tensor
-        ) -> torch.Tensor:
-            summands = Summands(a, b)
-            stored = self.rounding.stored_part(result, of_storing[rows])
-            exact = is_one_of(result, summands).logical_or_(result == 0)
-            stored = torch.where(exact, result, stored)
-            if store == acc or not has_fill:
-                return stored
-            # Fill plus score: just the fill if the sum is stored, both if it stays in float32.
-            absorbed, fill = summands.absorbed(store)
-            moved = self.rounding.moved(result, (acc * result).abs_(), of_sum[rows])
-            near = torch.where(self.rounding.draws.flags(keeps_fill[rows]), fill, moved)
-            # Sums with the dtype's own smallest number are already rounded by `as_kept`.
-            stored = torch.where(absorbed, near, stored)
-            return torch.where(fill.abs() > torch.finfo(self.dtype).max, result, stored)
-
-        # Part by part, because each step makes a tensor, and a large model's gradients are long.
-        return in_parts(
-            kept, result, *(x.expand_as(result) for x in Summands.of(name, args, kwargs))
-        )
 
     def _inside(self, precision: Precision) -> "Perturbed":
         """Return a mode with the same draws, for a kernel's intermediates in `precision`."""

@@ -9,7 +9,7 @@ import torch
 from jax_attn.parity.judge.budget import Precision
 from jax_attn.parity.run.modes import long_tensors
 from jax_attn.parity.run.modes.draws import SCALE, SCALE_OF_PAIR, Draws, Key, in_parts
-from jax_attn.parity.run.modes.many_runs import Runs
+from jax_attn.parity.run.modes.many_runs import RunsTensor
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class DrawnRounding:
 
     def nearby(self, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
         """Return x, moved as far as a random walk of `steps` roundoffs of sums."""
-        if isinstance(x, Runs) and x.is_number:
+        if isinstance(x, RunsTensor) and x.is_number:
             return x
         by = self.precision.acc * math.sqrt(steps)
         return self._complex(x, by) if x.is_complex() else self.moved(x, (by * x).abs_())
@@ -125,7 +125,7 @@ class DrawnRounding:
             moved = value * (1 + self.precision.store * self.draws.one())
             is_finite = math.isfinite(value * (1 + self.precision.store))
             self.written[key] = moved if is_finite else value
-            if isinstance(moved, Runs):
+            if isinstance(moved, RunsTensor):
                 moved.is_number = True
             elif isinstance(moved, float):  # a kernel's own steps receive it again
                 self.moved_numbers.add(moved)
@@ -134,9 +134,14 @@ class DrawnRounding:
     def divisor(self, value: Any) -> Any:
         """Return a divisor whose reciprocal is rounded as the precision keeps it."""
         kept = 1 / self.number(1 / value)
-        if isinstance(kept, Runs):
+        if isinstance(kept, RunsTensor):
             kept.is_number = True
         return kept
+
+
+def has_reciprocal(by: Any) -> bool:
+    """Return whether a divisor is a finite, nonzero number with a nonzero reciprocal."""
+    return isinstance(by, int | float) and math.isfinite(by) and by != 0 and 1 / by != 0
 
 
 def _where_finite(moved: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

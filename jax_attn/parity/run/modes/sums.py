@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from jax_attn.parity.judge.budget import Precision, bridge
 from jax_attn.parity.run.modes.constants import Kwargs, each
 from jax_attn.parity.run.modes.draws import in_parts
-from jax_attn.parity.run.modes.many_runs import Runs, first_run
+from jax_attn.parity.run.modes.many_runs import RunsTensor, first_run
 
 Terms = tuple[torch.Tensor, int]
 """The sum of squared terms, and the number of terms."""
@@ -76,7 +76,7 @@ def linear_terms(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> tuple
 _OF_TERMS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (torch.square, torch.ones_like)
 
 
-class Errors(NamedTuple):
+class SumErrors(NamedTuple):
     """The errors of the sums in a product.
 
     by: their upper bounds, from `bounds`. squares: for a batched product, the sums of squared
@@ -98,13 +98,13 @@ class ProductErrors:
     """
 
     def __init__(self, first: "ProductErrors | None" = None, room: int = _ROOM):
-        self._kept: list[tuple[Call, Errors | None]] = []
+        self._kept: list[tuple[Call, SumErrors | None]] = []
         self._known = None if first is None else iter(first._kept)
         self._room = room
         self._batched: dict[_Places, tuple[torch.Tensor, int]] = {}
         """For each shape, the last batched product's squares, and its number of terms."""
 
-    def of(self, name: str, args: tuple, totals: torch.Tensor, precision: Precision) -> Errors:
+    def of(self, name: str, args: tuple, totals: torch.Tensor, precision: Precision) -> SumErrors:
         """Return the errors of operator `name` of `PRODUCTS`, called with `args`; do not write to
         them."""
         a, b = args[PRODUCTS[name] :][:2]
@@ -118,14 +118,14 @@ class ProductErrors:
             self._batched[_places(errors.squares)] = errors.squares, a.shape[-1]
         return errors
 
-    def _of_the_first(self, call: Call) -> Errors | None:
+    def _of_the_first(self, call: Call) -> SumErrors | None:
         if self._known is None:
             return None
         known_call, errors = next(self._known, (None, None))
         self._known = self._known if known_call == call else iter(())
         return errors if known_call == call else None
 
-    def _keep(self, call: Call, errors: Errors) -> None:
+    def _keep(self, call: Call, errors: SumErrors) -> None:
         kept = errors._replace(by=by) if (by := _narrowed(errors.by)) is not None else None
         if kept is not None and (call[0] != "bmm" or kept.squares is not None):
             self._room -= sum(x.nbytes for x in kept if x is not None)
@@ -159,13 +159,13 @@ def _places(x: torch.Tensor) -> _Places:
 
 def _errors(
     name: str, a: torch.Tensor, b: torch.Tensor, totals: torch.Tensor, precision: Precision
-) -> Errors:
+) -> SumErrors:
     """Compute the errors of the product of a and b; in a pass, from the first run for all runs."""
     totals = first_run(totals).detach()
     squares = first_run(a).square() @ first_run(b).square()
     narrow = _narrowed(squares) if name == "bmm" else None
     of_terms = bridge(a.shape[-1], precision)
-    return Errors(bounds(totals, squares, of_terms, precision), narrow)
+    return SumErrors(bounds(totals, squares, of_terms, precision), narrow)
 
 
 def bounds(
@@ -195,10 +195,10 @@ def _narrowed(x: torch.Tensor) -> torch.Tensor | None:
 def is_count(total: torch.Tensor, squares: torch.Tensor, roundoff: float) -> torch.Tensor | None:
     """Return a mask of sums of small integers, which are exact in any order; None if none is."""
     # NumPy, because torch's comparisons take five times as long.
-    numbers = (total.each if isinstance(total, Runs) else total).detach().numpy()
+    numbers = (total.each if isinstance(total, RunsTensor) else total).detach().numpy()
     is_whole = numbers == np.rint(numbers)
     if not is_whole.any():
         return None
     whole = torch.from_numpy(np.asarray(is_whole))
-    whole = Runs(whole) if isinstance(total, Runs) else whole
+    whole = RunsTensor(whole) if isinstance(total, RunsTensor) else whole
     return whole.logical_and_(squares == squares.round()).logical_and_(squares < 1 / roundoff)

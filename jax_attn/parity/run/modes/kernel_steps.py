@@ -1,0 +1,68 @@
+"""The steps inside torch's kernels: as a port writes them, or how many roundings they are worth."""
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+from torch._ops import OpOverload
+
+from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+
+# Kernels of several steps, which a port writes out and rounds at each step: x * sigmoid(x).
+COMPOSED = frozenset(
+    """
+    celu elu elu_backward gelu gelu_backward glu glu_backward log_sigmoid_forward mish
+    mish_backward selu silu silu_backward softplus
+    """.split()  # noqa: SIM905
+)
+
+_POSITION = 3
+"""The number of roundings of a position at which an interpolation reads."""
+
+
+def _softplus_backward(grad: torch.Tensor, x: torch.Tensor, beta: float, _: float) -> torch.Tensor:
+    """Return JAX's derivative of logaddexp(x, 0), which exponentiates a rounded softplus."""
+    x = x * beta
+    softplus = torch.log1p(torch.exp(-torch.abs(x))) + torch.relu(x)
+    return grad * torch.exp(x - softplus)
+
+
+def _log_sigmoid_backward(grad: torch.Tensor, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return _softplus_backward(grad, -x, 1.0, 0.0)
+
+
+WRITTEN = {
+    "softplus_backward": _softplus_backward,
+    "log_sigmoid_backward": _log_sigmoid_backward,
+}
+"""Kernels whose steps in a port differ from torch's decompositions."""
+
+
+def hidden_steps(func: OpOverload, args: tuple, kwargs: Kwargs) -> int:
+    """Return how many roundings of an input make the kernel's result exact for it.
+
+    A factorization or transform of m by n numbers changes each up to m * n times; as a random walk,
+    that errs by sqrt(m * n) roundoffs (Higham and Mary, "A New Approach to Probabilistic Rounding
+    Error Analysis", 2019). An interpolation multiplies each by a weight, which errs like a position
+    of up to sqrt(m * n). An operator that torch composes of others, which the mode does not see,
+    counts as one roundoff.
+    """
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        return 1
+    sizes: list[Sequence[int]] = [x.shape for x in tensors_of((args, kwargs))]
+    sizes += [x for x in args if isinstance(x, list) and all(type(n) is int for n in x)]
+    steps = max([math.prod(size[-2:]) for size in sizes], default=1)
+    return steps * (_POSITION**2 if "upsample" in func.overloadpacket.__name__ else 1)
+
+
+def unwritten_zeros(shape: tuple[int, ...]) -> torch.Tensor:
+    """Return float64 zeros that take memory only where written: few rows of a table are.
+
+    The allocator's zeros may lie in huge pages, of which each row takes a whole one.
+    """
+    size, private = math.prod(shape), getattr(mmap, "MAP_PRIVATE", 0)
+    # Shared pages, mmap's default, would take memory when they are read, too.
+    flags = {"flags": private | mmap.MAP_ANONYMOUS} if private else {}
+    pages = mmap.mmap(-1, 8 * max(size, 1), **flags)
+    return torch.frombuffer(pages, dtype=torch.float64)[:size].view(shape)

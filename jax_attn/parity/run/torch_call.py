@@ -1,0 +1,136 @@
+"""One call of a torch module: its outputs, gradients and state, as NumPy arrays."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from jax_attn.parity.run.call_side import call_side
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.modes.constants import mark
+from jax_attn.parity.run.modes.many_runs import each_run, lifted
+from jax_attn.transfer import as_numpy
+from jax_attn.transfer.arrays import same_bits
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TorchCall:
+    """How a module is called: by `call`, if there is one, on these inputs.
+
+    parameters: the names of those that are differentiated; None means all.
+    """
+
+    call: Callable[..., Any] | None
+    inputs: Inputs
+    parameters: Collection[str] | None = None
+
+    def tensors(self, dtype: torch.dtype, *, requires_grad: bool) -> tuple[tuple, Tensors]:
+        """Return the inputs as tensors, the floating ones in `dtype`."""
+
+        def tensor(a: np.ndarray) -> torch.Tensor:
+            if a.dtype.kind in "biu":
+                return torch.from_numpy(a.copy())
+            # Through float64, which holds every narrower value: NumPy has no bfloat16.
+            x = torch.from_numpy(a.astype(np.float64)).to(dtype)
+            mark(x, None)  # else an active mode would take it for a constant of the module
+            return x.requires_grad_(requires_grad)
+
+        inputs = self.inputs
+        return tuple(map(tensor, inputs.args)), {k: tensor(a) for k, a in inputs.kwargs.items()}
+
+    def outputs(self, module: torch.nn.Module, args: tuple, kwargs: Tensors) -> Tensors:
+        """Return the outputs of a module by name."""
+        call = partial(self.call, module) if self.call else module
+        result = call_side("reference", self.inputs, call, *args, **kwargs)
+        return named_outputs(result, torch.Tensor, "reference")
+
+    def run(
+        self,
+        module: torch.nn.Module,
+        dtype: torch.dtype,
+        cotangents: Arrays,
+        *,
+        again: bool,
+        runs: int | None = None,
+    ) -> Run:
+        """Return outputs, gradients and, if its buffers change, the state of a copy of the module.
+
+        again: call a module that changed its buffers a second time. runs: the number of runs in a
+        pass, whose arrays have them as first axis.
+        """
+        for name, parameter in module.named_parameters():
+            # Differentiate frozen parameters too: freezing concerns only the optimizer.
+            wanted = self.parameters is None or name in self.parameters
+            parameter.requires_grad_(wanted and parameter.is_floating_point())
+        args, kwargs = self.tensors(dtype, requires_grad=True)
+        before = buffers(module, runs)
+        outputs = self.outputs(module, args, kwargs)
+        after = buffers(module, runs)
+        inputs = self.inputs.named(args, kwargs)
+        grads = (arrays(g, runs) for g in _gradients(module, inputs, outputs, cotangents))
+        of_inputs, of_parameters = grads
+        if not changed(before, after):
+            return Run(arrays(outputs, runs), of_inputs, of_parameters)
+        # A second call may write to outputs of the first, and to what gradients need.
+        first = {name: array.copy() for name, array in arrays(outputs, runs).items()}
+        second = arrays(self.outputs(module, args, kwargs), runs) if again else {}
+        return Run(first, of_inputs, of_parameters, after, second)
+
+
+def _gradients(
+    module: torch.nn.Module, inputs: Tensors, outputs: Tensors, cotangents: Arrays
+) -> tuple[Tensors, Tensors]:
+    """Return the gradients of inputs and of parameters, by name; none without cotangents."""
+    if not cotangents:
+        return {}, {}
+    leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
+    leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
+    active = [k for k, y in outputs.items() if y.requires_grad]
+    grads: Sequence[torch.Tensor] = ()
+    if not active:
+        grads = [torch.zeros_like(x) for x in leaves.values()]
+    elif leaves:
+        grads = torch.autograd.grad(
+            [outputs[k] for k in active],
+            list(leaves.values()),
+            [torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    by_kind: dict[str, Tensors] = {"input": {}, "parameter": {}}
+    for (kind, name), grad in zip(leaves, grads, strict=True):
+        by_kind[kind][name] = grad.contiguous()
+    return by_kind["input"], by_kind["parameter"]
+
+
+def buffers(module: torch.nn.Module, runs: int | None = None) -> dict[str, np.ndarray]:
+    """Return copies of every non-boolean buffer, by name; runs: as for `TorchCall.run`."""
+    held = {name: x for name, x in module.named_buffers() if x.dtype is not torch.bool}
+    return {name: array.copy() for name, array in arrays(held, runs).items()}
+
+
+def lift_buffers(module: torch.nn.Module, runs: int) -> None:
+    """Give each run of a pass buffers of its own."""
+    for part in module.modules():
+        for name, x in part._buffers.items():
+            if x is not None and x.is_floating_point():
+                setattr(part, name, lifted(x, runs))
+
+
+def changed(before: Arrays, after: Arrays) -> list[str]:
+    """Return the names in `after` that `before` lacks or holds with other bits."""
+    return [
+        name
+        for name, array in after.items()
+        if name not in before or not same_bits(array, before[name])
+    ]
+
+
+def arrays(tensors: Mapping[str, torch.Tensor], runs: int | None = None) -> dict[str, np.ndarray]:
+    """Return tensors as arrays; runs: as for `TorchCall.run`."""
+    return {name: as_numpy(x if runs is None else each_run(x, runs)) for name, x in tensors.items()}

@@ -1,6 +1,5 @@
 """A torch mode that computes in float64 and moves every operation's result by a roundoff."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,7 +45,7 @@ from jax_attn.parity.run.modes.many_runs import (
     run_by_run,
     takes_tensors,
 )
-from jax_attn.parity.run.modes.products import apart
+from jax_attn.parity.run.modes.products import apart, bias_gradient_apart
 from jax_attn.parity.run.modes.rounding import DrawnRounding, has_reciprocal
 from jax_attn.parity.run.modes.sums import (
     PRODUCTS,
@@ -57,10 +56,8 @@ from jax_attn.parity.run.modes.sums import (
     bounds,
     is_count,
     linear_terms,
+    xla_windows,
 )
-
-# Terms per partial sum in XLA:CPU, which rewrites long reductions into trees.
-_RUN = 32
 
 _OF_TWO = (*SUMS_OF_TWO, "mul")
 
@@ -187,6 +184,10 @@ class Perturbed(Unperturbed):
         if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
             product = self.compute(parts.product, parts.factors, {})
             return self.compute(torch.ops.aten.add.Tensor, (product, parts.bias), {})
+        is_convolution = self._adds_in_dtype and name == "convolution_backward"
+        if is_convolution and (steps := bias_gradient_apart(args)):
+            *others, _ = self.compute(func, steps[0], kwargs)
+            return *others, self.compute(torch.ops.aten.sum.dim_IntList, steps[1], {})
         if adds(name, args, kwargs):
             return self._linear(func, args, kwargs)
         if name not in SUMS:
@@ -225,19 +226,19 @@ class Perturbed(Unperturbed):
         """Return `bridge`, except for backward sums that are coarser than other sums.
 
         In a backward pass, JAX sums the gradient of a broadcast tensor (a bias) in its own dtype,
-        and torch does so in a norm of float16. XLA:CPU first sums `_RUN` terms each, then the sums.
+        and torch does so in a norm of float16. XLA:CPU sums window by window (`xla_windows`).
         """
         over_rows = len(args) > 1 and isinstance(args[1], list) and 0 in args[1]
         own = self.precision.store if self._adds_in_dtype else 0.0
         store = max(own, self._rows_kept if over_rows else 0.0)
         if name != "sum" or torch.is_grad_enabled() or store <= self.precision.acc:
             return bridge(terms, self.precision)
-        runs = math.ceil(terms / _RUN)
-        of_total, of_squares, lost = bridge(
-            terms if runs == 1 else runs, replace(self.precision, acc=store)
-        )
-        within = _RUN / 2 if runs > 1 else 0.0  # s**2 is v on average: n*(v/3 + v/6)
-        return of_total, of_squares + store**2 * within, lost
+        axes = args[1] if len(args) > 1 and args[1] != [] else range(args[0].ndim)
+        sizes = [args[0].shape[axis] for axis in ([axes] if isinstance(axes, int) else axes)]
+        windows, last = xla_windows(sizes)
+        of_total, of_squares, lost = bridge(last, replace(self.precision, acc=store))
+        # In a window of n sums of variance v, the i-th addition rounds a sum of variance i*v.
+        return of_total, of_squares + store**2 * sum(windows) / 2, lost
 
     def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run one kernel, with its steps, if torch knows them, rounded as sums are; then store."""

@@ -33,6 +33,16 @@ def apart(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Apart | None
     return None
 
 
+def bias_gradient_apart(args: tuple) -> tuple[tuple, tuple] | None:
+    """Return the arguments of a convolution's backward pass without its bias, and of the sum that
+    is the bias's gradient; None if there is no bias."""
+    *others, (of_input, of_weight, of_bias) = args
+    if not of_bias:
+        return None
+    over = [0, *range(2, args[0].ndim)]
+    return (*others, [of_input, of_weight, False]), (args[0], over)
+
+
 Product = Callable[[Any, tuple, dict[str, Any]], torch.Tensor]
 GROUPED = "_grouped_mm"
 

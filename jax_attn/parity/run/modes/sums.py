@@ -1,7 +1,7 @@
 """The error of a sum, from its terms and whether they are small integers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -52,6 +52,22 @@ _LINEAR = frozenset(
 """Sums that are linear in each floating argument: applied to squares, they add up the squared
 terms; applied to ones, they count them."""
 _POOLS = ("avg_pool2d", "avg_pool3d")
+
+
+_WINDOW = 32
+
+
+def xla_windows(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return how XLA:CPU sums over axes of these sizes: the number of terms in each window of its
+    passes over long axes, and the number of terms of the last sum.
+
+    Source: XLA's tree_reduction_rewriter.cc.
+    """
+    windows = []
+    while max(sizes, default=1) > _WINDOW:
+        windows.append(math.prod(min(n, _WINDOW) for n in sizes))
+        sizes = [-(-n // _WINDOW) for n in sizes]
+    return windows, math.prod(sizes)
 
 
 def adds(name: str, args: tuple, kwargs: Kwargs) -> bool:

@@ -1,5 +1,6 @@
 """A torch mode that computes everything in float64."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -22,18 +23,18 @@ TORCH_DTYPES = {
 # Operations that move or choose values and round none.
 _EXACT = frozenset(
     """
-    _to_copy _unsafe_view abs alias amax amin arange argmax argmin as_strided bernoulli bucketize
-    cat ceil chunk clamp clone constant_pad_nd contiguous copy copy_ detach diagonal embedding empty
-    empty_like empty_strided expand fill fill_ flip floor full full_like gather histc index
-    index_put_ index_select isneginf isnan lift_fresh masked_fill masked_fill_ max maximum min
-    minimum nan_to_num narrow native_dropout neg neg_ new_empty new_empty_strided new_full
-    new_ones new_zeros nonzero ones ones_like permute reflection_pad1d relu relu_ repeat
-    reshape roll round scatter scatter_ searchsorted select select_backward select_scatter sign
-    slice slice_backward slice_scatter _grouped_mm
-    sort split split_with_sizes squeeze stack t threshold_backward topk transpose tril triu trunc
-    unbind unfold unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-    view where zero_ zeros zeros_like
+    abs alias amax amin aminmax arange argmax argmin as_strided bernoulli bucketize cat ceil chunk
+    clamp clone constant_pad_nd contiguous copy copy_ cummax cummin detach diagonal embedding empty
+    empty_like empty_strided expand fill fill_ flip floor fmax fmin full full_like gather
+    _grouped_mm histc index index_put_ index_select isnan isneginf kthvalue lift_fresh masked_fill
+    masked_fill_ max maximum median min minimum mode nan_to_num nanmedian narrow native_dropout neg
+    neg_ new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute
+    reflection_pad1d relu relu_ repeat reshape roll round scatter scatter_ searchsorted select
+    select_backward select_scatter sign slice slice_backward slice_scatter sort split
+    split_with_sizes squeeze stack t threshold_backward _to_copy topk transpose tril triu trunc
+    unbind unfold _unsafe_view unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d view where zero_
+    zeros zeros_like
     """.split()  # noqa: SIM905
 )
 
@@ -46,6 +47,28 @@ def rounds(func: OpOverload) -> bool:
     """Return whether an operator's results are rounded, rather than moved or chosen."""
     name = func.overloadpacket.__name__
     return not (name in _EXACT or name.removesuffix("_") in _EXACT or func.is_view)
+
+
+def chooses(func: OpOverload, args: tuple, kwargs: Kwargs) -> bool:
+    """Return whether a call chooses one of its numbers, as others of its operator do not.
+
+    Its derivative compares the result with each number, so the result must be one of them.
+    """
+    name = func.overloadpacket.__name__.removesuffix("_")
+    if name not in _CHOOSING:
+        return False
+    place, key, choices = _CHOOSING[name]
+    return kwargs.get(key, args[place] if len(args) > place else None) in choices
+
+
+_MOST = ("amax", "amin")
+_CHOOSING: dict[str, tuple[int, str, tuple[Any, ...]]] = {
+    "scatter_reduce": (4, "reduce", _MOST),
+    "index_reduce": (4, "reduce", _MOST),
+    "segment_reduce": (1, "reduce", ("max", "min")),
+    "linalg_vector_norm": (1, "ord", (math.inf, -math.inf)),
+}
+"""Operator -> the place and name of an argument, and its values for which a call chooses."""
 
 
 @cache

@@ -3,6 +3,7 @@
 import math
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -32,7 +33,39 @@ def _log_sigmoid_backward(grad: torch.Tensor, x: torch.Tensor, _: torch.Tensor) 
     return _softplus_backward(grad, -x, 1.0, 0.0)
 
 
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float, *_: Any) -> torch.Tensor:
+    """Return distances; those of equal rows are exactly 0, where a gradient is a convention."""
+    return torch.linalg.vector_norm(_differences(x1, x2), ord=_order(p), dim=-1)
+
+
+def _cdist_backward(
+    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of the first rows; 0 from distances of 0, as in torch."""
+    off, p, norm = _differences(x1, x2), _order(p), distances.unsqueeze(-1)
+    along = off.sign()
+    if math.isinf(p):
+        along = torch.where(off.abs() == off.abs().amax(-1, keepdim=True), along, 0.0)
+    elif p != 1:
+        along = along * (off.abs() / torch.where(norm == 0, 1.0, norm)) ** (p - 1)
+    return (grad.unsqueeze(-1) * along).sum(-2)
+
+
+def _differences(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
+    return x1.unsqueeze(-2) - x2.unsqueeze(-3)
+
+
+def _order(p: float) -> float:
+    """Return the order of a norm as it was written: a run moves each written number."""
+    return p if math.isinf(p) or abs(p - round(p)) > _MOVED * p else float(round(p))
+
+
+_MOVED = 2.0**-6
+"""More than any precision moves a number."""
+
 WRITTEN = {
+    "_cdist_forward": _cdist,
+    "_cdist_backward": _cdist_backward,
     "softplus_backward": _softplus_backward,
     "log_sigmoid_backward": _log_sigmoid_backward,
 }

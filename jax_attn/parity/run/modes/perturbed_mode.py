@@ -28,6 +28,7 @@ from jax_attn.parity.run.modes.float64_mode import (
     TORCH_DTYPES,
     Float64,
     Unperturbed,
+    chooses,
     is_view,
     not_in_place,
     rounds,
@@ -138,7 +139,7 @@ class Perturbed(Unperturbed):
     def _dispatched(self, func: OpOverload, types: Any, args: tuple, kwargs: Kwargs | None) -> Any:
         plain = func.overloadpacket.__name__.removesuffix("_")
         is_sum = plain in SUMS or adds(plain, args, kwargs or {})
-        if not rounds(func) and not is_sum:
+        if not is_sum and (not rounds(func) or chooses(func, args, kwargs or {})):
             return super().__torch_dispatch__(func, types, args, kwargs)
         kwargs = {name: self.rounding.number(value) for name, value in (kwargs or {}).items()}
         if plain == "div" and has_reciprocal(args[1]) and not kwargs.get("rounding_mode"):
@@ -175,7 +176,7 @@ class Perturbed(Unperturbed):
         name = func.overloadpacket.__name__
         if name in SOFTMAXES:
             return self._next_softmax(func, args, kwargs)
-        if not rounds(func) and not adds(name, args, kwargs):
+        if chooses(func, args, kwargs) or not (rounds(func) or adds(name, args, kwargs)):
             return super().compute(func, args, kwargs)
         if name == "_softmax_backward_data":
             return self._scores_gradient(func, args, kwargs)

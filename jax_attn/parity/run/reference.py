@@ -278,11 +278,11 @@ class Reference:
     def remembers(self) -> bool:
         """Return whether a second call of one copy gives other outputs than the first."""
         module, outputs = self._copies.wide(), self._as_called.outputs
-        args, kwargs = self._as_called.tensors(torch.float64, requires_grad=False)
+        # Each call has its own inputs: a module may write to them.
+        given = [self._as_called.tensors(torch.float64, requires_grad=False) for _ in range(2)]
         with one_thread(), torch.no_grad(), Float64():
             first, second = (
-                {k: a.copy() for k, a in arrays(outputs(module, args, kwargs)).items()}
-                for _ in range(2)
+                {k: a.copy() for k, a in arrays(outputs(module, *each)).items()} for each in given
             )
         return bool(changed(first, second))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jax_attn.parity.run.call_side import call_side
+from jax_attn.parity.run.call_side import RaisedError, call_side
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
 from jax_attn.parity.run.modes.constants import mark
 from jax_attn.parity.run.modes.many_runs import each_run, lifted
@@ -16,6 +16,8 @@ from jax_attn.transfer import as_numpy
 from jax_attn.transfer.arrays import same_bits
 
 Tensors = dict[str, torch.Tensor]
+_WRITES_TO_A_LEAF = "a leaf Variable that requires grad is being used in an in-place operation"
+"""What torch says of a ReLU(inplace=True) in front; it runs on inputs that need no gradient."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,18 @@ class TorchCall:
         result = call_side("reference", self.inputs, call, *args, **kwargs)
         return named_outputs(result, torch.Tensor, "reference")
 
+    def _differentiable_outputs(
+        self, module: torch.nn.Module, args: tuple, kwargs: Tensors
+    ) -> Tensors:
+        """Return the outputs; of copies of the inputs, if the module writes to what it is given."""
+        try:
+            return self.outputs(module, args, kwargs)
+        except RaisedError as error:
+            if _WRITES_TO_A_LEAF not in str(error.__cause__):
+                raise
+        copies = {name: x.clone() for name, x in kwargs.items()}
+        return self.outputs(module, tuple(x.clone() for x in args), copies)
+
     def run(
         self,
         module: torch.nn.Module,
@@ -69,7 +83,7 @@ class TorchCall:
             parameter.requires_grad_(wanted and parameter.is_floating_point())
         args, kwargs = self.tensors(dtype, requires_grad=True)
         before = buffers(module, runs)
-        outputs = self.outputs(module, args, kwargs)
+        outputs = self._differentiable_outputs(module, args, kwargs)
         after = buffers(module, runs)
         inputs = self.inputs.named(args, kwargs)
         grads = (arrays(g, runs) for g in _gradients(module, inputs, outputs, cotangents))

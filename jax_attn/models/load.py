@@ -30,7 +30,7 @@ from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import unwrapped
 from jax_attn.transfer.nnx.placement import by_pattern
-from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.resolve import passed
 
 Placing = (
     Sharding | Mapping[str, Sharding] | Callable[[str, tuple[int, ...]], Sharding | None] | None
@@ -97,7 +97,7 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         same = Layout(*(row(name, name) for name in described))
         layout = same if is_flax else family.model(config, keys)
         shapes = _flax_shapes(layout, described, traits)
-        passed_over = resolve.passed(layout.passed_over, described)
+        passed_over = passed(layout.passed_over, described)
         carried = {key: spec for key, spec in described.items() if key not in passed_over}
         param_dtype = _dtype(carried, dtype)
         heads = _heads(shapes, traits, config)

@@ -14,6 +14,7 @@ from jax_attn.families import Config, family_of
 from jax_attn.families.config import disagreements
 from jax_attn.families.family import Family, Place, other_layers
 from jax_attn.families.traits import Traits
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.run.port import x64_for
 from jax_attn.porting.inspect.config import (
     KEYS_WITHOUT_BIAS,
@@ -62,14 +63,14 @@ def survey(
         blocks = [(place, family.traits(config, place.torch)) for place in places]
     except TransferError as error:
         # The family's table does not support this config; read the blocks by their names instead.
-        why = tuple(f"family {family.name}: {problem.text}" for problem in error.problems)
-        return _layers_by_spelling(checkpoint, config, options, why)
+        why = [f"family {family.name}: {problem.text}" for problem in error.problems]
+        return _layers_by_spelling(checkpoint, config, options, findings("beyond-rebuild", why))
     if blocks:
         return _layers_of_family(family, blocks, config, checkpoint, options)
     _, wrapped = unwrapped(checkpoint)
     reason = f"family {family.name}: none of its blocks is here"
     reason += f"; {wrapped[0].text}: {wrapped[0].name}" if wrapped else ""
-    return _layers_by_spelling(checkpoint, config, options, (reason,))
+    return _layers_by_spelling(checkpoint, config, options, findings("not-rebuilt", [reason]))
 
 
 def survey_port(source: LazyTensors, config: Config, sizes: Sizes | None) -> list[Surveyed]:
@@ -123,7 +124,7 @@ def _family_layer(
     beside = [key.removeprefix(f"{prefix}.") for key in below if key not in keys]
     dtypes = sorted({checkpoint.describe(key).dtype for key in keys})
     notes = (STATEMENT, f"family {family.name}", *_note_beside(beside))
-    doubts = lacking({}, beside, traits.sizes.head_dim)
+    doubts = findings("beyond-rebuild", lacking({}, beside, traits.sizes.head_dim))
     if len(dtypes) > 1 or dtypes[0] not in DTYPES:
         text = f"not rebuilt: expected one of {', '.join(DTYPES)} for all of a block, got {dtypes}"
         return unmeasured(prefix, "unknown", doubts=(text, *doubts), notes=notes)
@@ -166,7 +167,7 @@ _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
 def _layers_by_spelling(
-    checkpoint: LazyTensors, config: Config, options: Options, why: tuple[str, ...]
+    checkpoint: LazyTensors, config: Config, options: Options, why: tuple[Finding, ...]
 ) -> list[Surveyed]:
     """Return the layers found by their names, and a Result for each block that is not rebuilt.
 
@@ -199,7 +200,7 @@ def _spelled_layer(
     block: AttentionBlock,
     seen: Config,
     options: Options,
-    why: tuple[str, ...],
+    why: tuple[Finding, ...],
     notes: tuple[str, ...],
 ) -> AttentionLayer:
     """Return the layer of a block. seen: the config as seen from it; why, notes: for all blocks."""
@@ -221,6 +222,7 @@ def _spelled_layer(
         for key in zeros
         if key not in by_design
     )
+    lacks = lacking(seen, block.beside, sizes.head_dim)
     none = tuple(f"{key}: the model has none; using zeros" for key in zeros if key in by_design)
 
     def rows(arrays: Arrays) -> Arrays:
@@ -234,7 +236,7 @@ def _spelled_layer(
     return AttentionLayer(
         *(block.name, {key: key for key in block.keys}, block.dtype, traits, rows, table(block)),
         zeros=zeros,
-        doubts=(*why, *lacking(seen, block.beside, sizes.head_dim), *missing),
+        doubts=(*why, *findings("beyond-rebuild", (*lacks, *missing))),
         notes=(*notes, *none, *_note_packed(block), *_note_beside(block.beside)),
     )
 

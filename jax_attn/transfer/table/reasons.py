@@ -11,7 +11,13 @@ from jax_attn.transfer.table.resolve import Leftovers, Names
 from jax_attn.transfer.table.rows import Row
 from jax_attn.transfer.table.steps import MisfitError, Shape, heads, heads_in, linear
 
-WRAPPERS = {"module": "torch.nn.DataParallel", "_orig_mod": "torch.compile"}
+WRAPPERS = {
+    "module": "torch.nn.DataParallel",
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "torch's checkpoint_wrapper",
+}
+"""Names that wrappers of modules add to keys -> the wrapper."""
 
 _HINTED = 10
 """Problems of one kind that get a hint: each compares a name with all others, which takes time."""

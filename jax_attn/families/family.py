@@ -26,12 +26,7 @@ from typing import NamedTuple
 
 from jax_attn.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
 from jax_attn.families.traits import ModelTraits, Traits
-from jax_attn.families.whole import (
-    architecture,
-    check_supported,
-    check_values,
-    refuse_unread,
-)
+from jax_attn.families.whole import architecture, check_supported, check_values, refuse_unread
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout, optional, spellings
 from jax_attn.transfer.table.rows import bindings, filled

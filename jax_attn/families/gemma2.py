@@ -5,20 +5,8 @@ from functools import partial
 from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
 from jax_attn.families.decoders import FREQUENCIES, heads, rotary
 from jax_attn.families.family import Family, Place
-from jax_attn.families.traits import (
-    EmbeddingTraits,
-    MLPTraits,
-    ModelTraits,
-    NormTraits,
-    Traits,
-)
-from jax_attn.families.whole import (
-    activation,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
+from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
+from jax_attn.families.whole import activation, decoder_classes, decoder_head, padding, stacked
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, RMS_NORM, projections
 from jax_attn.transfer.table.steps import Sizes

@@ -3,13 +3,7 @@
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, TASKS, mlp, norms, rotary
 from jax_attn.families.family import Family, Place
-from jax_attn.families.traits import (
-    EmbeddingTraits,
-    MLPTraits,
-    ModelTraits,
-    NormTraits,
-    Traits,
-)
+from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
 from jax_attn.families.whole import activation, decoder_classes, decoder_head, stacked
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, fused

@@ -8,14 +8,7 @@ of transformers' Llama, so the two tables convert either format to the other.
 from functools import partial
 
 from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
-from jax_attn.families.decoders import (
-    FREQUENCIES,
-    FROM_CONFIG,
-    heads,
-    norms,
-    rotary,
-    sizes,
-)
+from jax_attn.families.decoders import FREQUENCIES, FROM_CONFIG, heads, norms, rotary, sizes
 from jax_attn.families.family import Family, Place
 from jax_attn.families.traits import (
     EmbeddingTraits,

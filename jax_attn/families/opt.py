@@ -17,21 +17,9 @@ from jax_attn.families.traits import (
     PositionTraits,
     Traits,
 )
-from jax_attn.families.whole import (
-    activation,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
+from jax_attn.families.whole import activation, decoder_classes, decoder_head, padding, stacked
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import (
-    BIASLESS,
-    EMBEDDING,
-    LAYER_NORM,
-    LINEAR,
-    projections,
-)
+from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.steps import Sizes
 
 _OFFSET = 2

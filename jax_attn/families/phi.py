@@ -3,20 +3,8 @@
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, TASKS, rotary, sizes
 from jax_attn.families.family import Family, Place
-from jax_attn.families.traits import (
-    EmbeddingTraits,
-    MLPTraits,
-    ModelTraits,
-    NormTraits,
-    Traits,
-)
-from jax_attn.families.whole import (
-    activation,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
+from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
+from jax_attn.families.whole import activation, decoder_classes, decoder_head, padding, stacked
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
 from jax_attn.transfer.table.rows import row, tied

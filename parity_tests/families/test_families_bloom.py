@@ -4,10 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-)
+from transformers import BloomConfig, BloomForCausalLM
 from transformers.models.bloom.modeling_bloom import BloomAttention, build_alibi_tensor
 
 from helpers.families import family_mistakes as mistakes

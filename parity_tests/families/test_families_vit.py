@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from transformers import (
-    ViTConfig,
-    ViTForImageClassification,
-    ViTForMaskedImageModeling,
-    ViTModel,
-)
+from transformers import ViTConfig, ViTForImageClassification, ViTForMaskedImageModeling, ViTModel
 from transformers.models.vit.modeling_vit import ViTAttention
 
 from helpers.dtype_rows import in_dtypes

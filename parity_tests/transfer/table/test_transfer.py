@@ -30,9 +30,7 @@ from helpers.transfer.small_model import (
     torch_tensors,
 )
 from jax_attn import transfer
-from jax_attn.transfer import (
-    LINEAR,
-)
+from jax_attn.transfer import LINEAR
 
 
 def test_one_pattern_serves_every_layer(loaded):

@@ -24,16 +24,7 @@ from helpers.transfer.small_model import (
 )
 from jax_attn import transfer
 from jax_attn.families import FAMILIES
-from jax_attn.transfer import (
-    EMBEDDING,
-    LINEAR,
-    Layout,
-    TransferError,
-    heads,
-    linear,
-    refused,
-    row,
-)
+from jax_attn.transfer import EMBEDDING, LINEAR, Layout, TransferError, heads, linear, refused, row
 
 UP = "h.1.mlp.up.weight"
 NORM = "h.1.ln.weight"

@@ -4,7 +4,7 @@ As a decoder, each is causal and may also have cross-attention.
 """
 
 from jax_attn.families.config import Reading
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     ClassifierTraits,
     EmbeddingTraits,
@@ -196,8 +196,8 @@ def _new_root(config: Reading) -> str:
 BERT = Family(
     *("bert", _block, _rest, _head, _traits),
     places=(
-        Place("encoder.layer.{layer}.attention"),
-        Place(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
+        Prefixes("encoder.layer.{layer}.attention"),
+        Prefixes(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
     ),
     roots=("bert", "roberta", "electra", ""),
     new_root=_new_root,

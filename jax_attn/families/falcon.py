@@ -9,14 +9,14 @@ from functools import partial
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, heads, mlp, norms, rotary
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     BiasTraits,
     EmbeddingTraits,
     MLPTraits,
     ModelTraits,
+    NormPlacement,
     NormTraits,
-    Placement,
     Traits,
 )
 from jax_attn.families.whole import activation, decoder_classes, decoder_head, stacked
@@ -25,7 +25,7 @@ from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LAYER_NORM, LIN
 from jax_attn.transfer.table.steps import Sizes
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
-_PLACES = (Place("h.{layer}.self_attention"),)
+_PLACES = (Prefixes("h.{layer}.self_attention"),)
 _WIDTH = 4544
 _DEFAULTS = {
     "num_attention_heads": 71,
@@ -121,7 +121,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         activation(config, "activation", "gelu"),
         use_bias=has_bias,
     )
-    placement: Placement = "parallel" if is_parallel else "pre"
+    placement: NormPlacement = "parallel" if is_parallel else "pre"
     return ModelTraits(
         D,
         EmbeddingTraits(config.number("vocab_size", default=65024), width=D),

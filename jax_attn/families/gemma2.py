@@ -4,7 +4,7 @@ from functools import partial
 
 from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
 from jax_attn.families.decoders import FREQUENCIES, heads, rotary
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
 from jax_attn.families.whole import activation, decoder_classes, decoder_head, padding, stacked
 from jax_attn.transfer.table.layout import Layout
@@ -106,7 +106,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
 
 GEMMA2 = Family(
     *("gemma2", _block, _rest, partial(heads, embedding="model.embed_tokens.weight"), _traits),
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     model_of=_model,
 )

@@ -8,7 +8,7 @@ from functools import partial
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import heads as decoder_heads
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     EmbeddingTraits,
     MLPTraits,
@@ -108,7 +108,7 @@ def _model(config: Reading, attention: tuple[Traits, ...], *, between: str) -> M
 
 GPT2 = Family(
     *("gpt2", _block, partial(_rest, _CONV1D), _head, _traits),
-    places=(Place("h.{layer}.attn"),),
+    places=(Prefixes("h.{layer}.attn"),),
     model_of=partial(_model, between="gelu_new"),
 )
 

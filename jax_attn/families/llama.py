@@ -9,7 +9,7 @@ from functools import partial
 
 from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
 from jax_attn.families.decoders import FREQUENCIES, FROM_CONFIG, heads, norms, rotary, sizes
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     EmbeddingTraits,
     MLPTraits,
@@ -164,7 +164,7 @@ def _new_root(config: Reading) -> str:
 
 LLAMA = Family(
     *("llama", _block, _rest, _HEAD, _traits),
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     new_root=_new_root,
     also=("mistral", "qwen2", "qwen3"),
@@ -220,7 +220,7 @@ def _meta_traits(config: Reading, prefix: str) -> Traits:
 
 LLAMA_META = Family(
     *("llama-meta", _meta_block, _meta_rest, _meta_head, _meta_traits),
-    places=(Place("layers.{layer}.attention"),),
+    places=(Prefixes("layers.{layer}.attention"),),
     roots=("",),
     known_by=("dim", "n_heads", "n_layers"),
 )

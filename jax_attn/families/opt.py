@@ -7,13 +7,13 @@ from functools import partial
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import heads
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     EmbeddingTraits,
     MLPTraits,
     ModelTraits,
+    NormPlacement,
     NormTraits,
-    Placement,
     PositionTraits,
     Traits,
 )
@@ -95,7 +95,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         activation(config, "activation_function", "relu"),
         use_bias=config.flag("enable_bias"),
     )
-    placement: Placement = "pre" if config.flag("do_layer_norm_before") else "post"
+    placement: NormPlacement = "pre" if config.flag("do_layer_norm_before") else "post"
     return ModelTraits(
         D,
         embedding,
@@ -109,7 +109,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
 OPT = Family(
     *("opt", _block, _rest, partial(heads, embedding="model.decoder.embed_tokens.weight")),
     _traits,
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model.decoder", "decoder", ""),
     model_of=_model,
 )

@@ -2,7 +2,7 @@
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, TASKS, rotary, sizes
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
 from jax_attn.families.whole import activation, decoder_classes, decoder_head, padding, stacked
 from jax_attn.transfer.table.layout import Layout
@@ -83,7 +83,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
 
 PHI = Family(
     *("phi", _block, _rest, _head, _traits),
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     model_of=_model,
 )

@@ -8,8 +8,8 @@ from jax_attn.families.traits import (
     BlockTraits,
     ClassifierTraits,
     MLPTraits,
+    NormPlacement,
     NormTraits,
-    Placement,
     Traits,
     VocabularyTraits,
 )
@@ -155,7 +155,7 @@ def stacked(
     attention: Iterable[Traits],
     mlp: MLPTraits,
     norm: NormTraits,
-    placement: Placement,
+    placement: NormPlacement,
     *,
     shares_norm: bool = False,
 ) -> tuple[BlockTraits, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax_attn.families import Config, family_of, model_problems
-from jax_attn.families.family import Family, Place, other_layers
+from jax_attn.families.family import Family, Prefixes, other_layers
 from jax_attn.families.traits import Traits
 from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.porting.inspect.discover import Block, UnreadBlock, discover
@@ -148,7 +148,7 @@ def _blocks_of_family(
 
 
 def _block_at(
-    place: Place, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
+    place: Prefixes, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
 ) -> tuple[Attention, list[Problem]]:
     """Return one block, and where the file differs from its traits.
 

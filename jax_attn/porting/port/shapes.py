@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from jax_attn.families import Config, family_of
-from jax_attn.families.family import Place
+from jax_attn.families.family import Prefixes
 from jax_attn.families.traits import Traits
 from jax_attn.porting.port.parts import RowSide
 from jax_attn.transfer.problems import Problem, TransferError
@@ -90,7 +90,7 @@ def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> Iterator[Problem]:
 
 
 def wrong_widths(
-    moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]
+    moves: Iterable[Move], blocks: Iterable[tuple[Prefixes, Traits]]
 ) -> Iterator[Problem]:
     """Report kernels of a block whose width differs from the config's."""
     arrays = _by_path(moves, "keys")

@@ -12,7 +12,7 @@ from jax_attn.attention.checks import ArgumentError
 from jax_attn.dtypes import DTYPES
 from jax_attn.families import Config, family_of
 from jax_attn.families.config import disagreements
-from jax_attn.families.family import Family, Place, other_layers
+from jax_attn.families.family import Family, Prefixes, other_layers
 from jax_attn.families.traits import Traits
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.run.port import x64_for
@@ -91,7 +91,7 @@ def survey_port(source: LazyTensors, config: Config, sizes: Sizes | None) -> lis
 
 def _layers_of_family(
     family: Family,
-    blocks: Sequence[tuple[Place, Traits]],
+    blocks: Sequence[tuple[Prefixes, Traits]],
     config: Config,
     checkpoint: LazyTensors,
     options: Options,
@@ -110,7 +110,7 @@ def _layers_of_family(
 
 
 def _family_layer(
-    family: Family, place: Place, traits: Traits, config: Config, checkpoint: LazyTensors
+    family: Family, place: Prefixes, traits: Traits, config: Config, checkpoint: LazyTensors
 ) -> Surveyed:
     prefix = place.torch
     layout = family.block(config).under(prefix, "").spelled_as(checkpoint)

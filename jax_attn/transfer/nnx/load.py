@@ -1,8 +1,10 @@
 """Loading and exporting NNX modules through tables, and plans of what a load would do."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product, takewhile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,13 +12,15 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.transfer.arrays import Spec, Tensors, describe, expect_mapping, read, specs
+from jax_attn.transfer.files.checkpoint import Checkpoint
+from jax_attn.transfer.files.port_folder import read_again, side_of
 from jax_attn.transfer.nnx.placement import bytes_per_device, place, unplaceable
 from jax_attn.transfer.problems import Problem, TransferError, listed, printable
 from jax_attn.transfer.table.layout import LAYOUT_HINT, Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.reasons import problems_of, put_there
 from jax_attn.transfer.table.resolve import Leftovers, Move, passed, resolve, unused
-from jax_attn.transfer.table.rows import Row, regex
+from jax_attn.transfer.table.rows import Row, regex, row
 from jax_attn.transfer.table.steps import Shape
 
 
@@ -62,7 +66,9 @@ def _variables(module: nnx.Pytree | nnx.State, layout: Layout | None = None) -> 
         if not isinstance(leaf, nnx.Variable):
             takes = state is module
         else:
-            takes = isinstance(leaf, nnx.Param) or any(row.fullmatch(dotted) for row in named)
+            takes = isinstance(leaf, nnx.Param) or any(
+                pattern.fullmatch(dotted) for pattern in named
+            )
         if not takes:
             continue
         if dotted in variables:
@@ -239,6 +245,32 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
     ]
     nnx.update(module, nnx.from_flat_state(replaced))
     return planned
+
+
+def load_flax(module: nnx.Module, folder: str | Path) -> Plan:
+    """Write the arrays of a folder into an NNX module: every nnx.Param, or nothing.
+
+    Like `load`, but names and shapes are already the module's, not torch's.
+
+    Args:
+      module: the nnx.Module to write into; an abstract one becomes a real one.
+      folder: the output of `jax-attn port --to flax`.
+
+    Returns:
+      The `Plan` that was carried out.
+
+    Raises:
+      TransferError: every path that differs between the folder and the module, in name, shape or
+        dtype. The module is then unchanged.
+    """
+    folder = Path(folder)
+    if side_of(folder) == "torch":
+        text = "expected the Flax side of a checkpoint, got the torch side"
+        hint = "use transfer.load and a table"
+        raise TransferError("load_flax", [Problem("refused", str(folder), text, hint)])
+    tensors = read_again(folder)
+    with tensors if isinstance(tensors, Checkpoint) else nullcontext():
+        return load(module, tensors, Layout(*(row(path, path) for path in flatten(module))))
 
 
 def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarray]:

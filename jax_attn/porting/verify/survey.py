@@ -24,13 +24,13 @@ from jax_attn.porting.inspect.config import (
     seen_from,
 )
 from jax_attn.porting.inspect.discover import AttentionBlock, UnreadBlock, discover
+from jax_attn.porting.inspect.starting_rows import rows_of
 from jax_attn.porting.verify import family_spellings, rebuild
 from jax_attn.porting.verify.layer import AttentionLayer, Surveyed, unmeasured
-from jax_attn.transfer import Layout, Problem, TransferError, plan, row
+from jax_attn.transfer import Layout, Problem, TransferError, plan
 from jax_attn.transfer.files.port_folder import LazyTensors
 from jax_attn.transfer.files.prefixes import Renamed, unwrapped
-from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.steps import Sizes, Step, heads, heads_in, linear, packed, squeezed
+from jax_attn.transfer.table.steps import Sizes
 
 Arrays = Mapping[str, np.ndarray]
 Options = Mapping[str, int | None]
@@ -150,19 +150,6 @@ def _misfits(layer: AttentionLayer, checkpoint: LazyTensors) -> list[Problem]:
 
 # --- by their names -----------------------------------------------------------------------------
 
-# torch_ref's name of a weight or bias -> the Flax path and the steps from torch's rows to it
-_ROWS: dict[str, tuple[str, tuple[Step, ...]]] = {
-    "q.weight": ("q_proj.kernel", (linear, heads)),
-    "k.weight": ("k_proj.kernel", (linear, heads)),
-    "v.weight": ("v_proj.kernel", (linear, heads)),
-    "o.weight": ("out_proj.kernel", (linear, heads_in)),
-    "q.bias": ("q_proj.bias", (heads,)),
-    "k.bias": ("k_proj.bias", (heads,)),
-    "v.bias": ("v_proj.bias", (heads,)),
-    "o.bias": ("out_proj.bias", ()),
-    "bias_k": ("bias_k", (squeezed, heads)),
-    "bias_v": ("bias_v", (squeezed, heads)),
-}
 _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
@@ -233,25 +220,13 @@ def _spelled_layer(
             state[own_name] = arrays[at.key][at.start : at.stop]
         return state
 
+    table = Layout(*rows_of(block))
     return AttentionLayer(
-        *(block.name, {key: key for key in block.keys}, block.dtype, traits, rows, table(block)),
+        *(block.name, {key: key for key in block.keys}, block.dtype, traits, rows, table),
         zeros=zeros,
         doubts=(*why, *findings("beyond-rebuild", (*lacks, *missing))),
         notes=(*notes, *none, *_note_packed(block), *_note_beside(block.beside)),
     )
-
-
-def table(block: AttentionBlock) -> Layout:
-    """Return the transfer table between the block's own keys and the Flax module."""
-    names_of: dict[str, list[str]] = {}
-    for name, at in block.rows.items():
-        names_of.setdefault(at.key, []).append(name)
-    return Layout(*(_row(key, names) for key, names in names_of.items()))
-
-
-def _row(key: str, names: list[str]) -> Row:
-    paths, steps = [_ROWS[name][0] for name in names], _ROWS[names[0]][1]
-    return row(key, paths, *steps) if len(names) == 1 else row(key, paths, packed, *steps)
 
 
 def _note_packed(block: AttentionBlock) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ def _targets(
     targets: dict[str, Spec] = {}
     problems = []
     for move in moves:
-        names, before = getattr(move.row, _TO[to]), getattr(move.row, _FROM[to])
+        before = getattr(move.row, _FROM[to])
         held = {sources[name].dtype for name in before}
         dtypes = {dtype if dtype is not None and name in DTYPES else name for name in held}
         if len(dtypes) > 1:
@@ -211,8 +211,7 @@ def _targets(
                 Problem("wrong dtype", before[0], text, "pass --dtype to cast them all")
             )
             continue
-        after = move.path_shapes if to == "flax" else move.key_shapes
-        targets |= {name: Spec(shape, *dtypes) for name, shape in zip(names, after, strict=True)}
+        targets |= {name: Spec(s, *dtypes) for name, s in getattr(move, _TO[to]).items()}
     return targets, problems
 
 

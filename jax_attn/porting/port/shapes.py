@@ -79,7 +79,7 @@ _NAMES = {
 def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> Iterator[Problem]:
     """Report kernels and biases whose number of heads differs from `sizes`."""
     for move in moves:
-        for path, shape in zip(move.row.paths, move.path_shapes, strict=True):
+        for path, shape in move.paths.items():
             count = _head_count(move.row, shape)
             part = path.split(".")[-2] if "." in path else ""
             expected = [getattr(sizes, _HEADS[part])] if part in _HEADS else [*sizes[:2]]
@@ -160,7 +160,7 @@ def _by_path(moves: Iterable[Move], side: RowSide) -> dict[str, tuple[str, Shape
     return {
         path: (getattr(move.row, side)[0], shape)
         for move in moves
-        for path, shape in zip(move.row.paths, move.path_shapes, strict=True)
+        for path, shape in move.paths.items()
     }
 
 

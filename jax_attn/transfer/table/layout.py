@@ -174,9 +174,7 @@ class Layout(Table):
         present, two alternatives at once, and shapes that a row's steps cannot take.
         """
         moves = self.moves(keys, sizes)
-        return {
-            p: shape for m in moves for p, shape in zip(m.row.paths, m.path_shapes, strict=True)
-        }
+        return {path: shape for move in moves for path, shape in move.paths.items()}
 
     def moves(self, keys: Mapping[str, Shape], sizes: Sizes) -> list[Move]:
         """Return the rows that apply without a module; arguments and errors as for `shapes`."""

@@ -119,11 +119,10 @@ def _misfits(left: Leftovers) -> list[Problem]:
             name = r.keys[0] if sides.follows == "paths" else r.paths[0]
             problems.append(Problem("wrong shape", name, f"{r}: {misfit}"))
             continue
-        shapes = dict(zip(r.paths, move.path_shapes, strict=True))
-        targets = " and ".join(f"{path} {list(shape)}" for path, shape in shapes.items())
-        for key, shape in zip(r.keys, move.key_shapes, strict=True):
+        targets = " and ".join(f"{path} {list(shape)}" for path, shape in move.paths.items())
+        for key, shape in move.keys.items():
             if (got := sides.keys.get(key, shape)) != shape:
-                other = _mending_row(key, got, shapes)
+                other = _mending_row(key, got, move.paths)
                 hint = f"these shapes would fit {other}" if other else ""
                 text = f"expected {list(shape)} for {targets}, got {list(got)}"
                 problems.append(Problem("wrong shape", key, text, hint))

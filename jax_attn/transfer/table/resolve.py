@@ -33,6 +33,16 @@ class Move:
     key_shapes: Shapes
     path_shapes: Shapes
 
+    @property
+    def keys(self) -> dict[str, Shape]:
+        """Torch keys with their shapes."""
+        return dict(zip(self.row.keys, self.key_shapes, strict=True))
+
+    @property
+    def paths(self) -> dict[str, Shape]:
+        """Flax paths with their shapes."""
+        return dict(zip(self.row.paths, self.path_shapes, strict=True))
+
     def carried(self, to: Literal["flax", "torch"], arrays: Arrays, doing: str) -> Arrays:
         """Convert one side's arrays to the other's; raise TransferError if a step fails."""
         try:
@@ -78,8 +88,7 @@ class Sides:
 
     def fit(self, move: Move) -> bool:
         """Return whether the torch tensors have the shapes of the move."""
-        needed = zip(move.row.keys, move.key_shapes, strict=True)
-        return self.follows == "keys" or all(self.keys[key] == shape for key, shape in needed)
+        return self.follows == "keys" or move.keys.items() <= self.keys.items()
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,20 @@ from jax_attn.families.traits import (
     VocabularyTraits,
 )
 from jax_attn.families.whole import activation, architecture, is_tied, padding, stacked
-from jax_attn.transfer.table.layout import Layout, spellings
-from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
-from jax_attn.transfer.table.rows import ignored, refused, row, tied
-from jax_attn.transfer.table.steps import Sizes, linear
+from jax_attn.transfer import (
+    EMBEDDING,
+    LAYER_NORM,
+    LINEAR,
+    Layout,
+    Sizes,
+    ignored,
+    linear,
+    refused,
+    row,
+    spellings,
+    tied,
+)
+from jax_attn.transfer.table.layouts import projections
 
 _CROSS = "crossattention"
 _COUNTED = "positions counted from 0, which are computed instead"

@@ -19,10 +19,9 @@ from jax_attn.families.traits import (
     NormTraits,
     Traits,
 )
-from jax_attn.families.whole import activation, decoder_classes, decoder_head, stacked
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LAYER_NORM, LINEAR, fused
-from jax_attn.transfer.table.steps import Sizes
+from jax_attn.families.whole import activation, decoder, stacked
+from jax_attn.transfer import EMBEDDING, LAYER_NORM, LINEAR, Layout, Sizes
+from jax_attn.transfer.table.layouts import BIASLESS, fused
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
 _PLACES = (Prefixes("h.{layer}.self_attention"),)
@@ -122,14 +121,10 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         use_bias=has_bias,
     )
     placement: NormPlacement = "parallel" if is_parallel else "pre"
-    return ModelTraits(
-        D,
-        EmbeddingTraits(config.number("vocab_size", default=65024), width=D),
-        stacked(attention, mlp, norm, placement, shares_norm=is_parallel and count == 1),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=True),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(config.number("vocab_size", default=65024), width=D)
+    shares_norm = is_parallel and count == 1
+    blocks = stacked(attention, mlp, norm, placement, shares_norm=shares_norm)
+    return decoder(config, D, embedding, blocks, norm, tied=True)
 
 
 FALCON = Family("falcon", _block, _rest, _HEAD, _traits, places=_PLACES, model_of=_model)
@@ -165,14 +160,9 @@ def _bloom_model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         config.refuse("apply_residual_connection_post_layernorm", True, expected)
     D = _width(config, 64)
     norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
-    return ModelTraits(
-        D,
-        EmbeddingTraits(config.number("vocab_size", default=250880), width=D, norm=norm),
-        stacked(attention, MLPTraits(4 * D, "gelu_tanh"), norm, "pre"),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=True),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(config.number("vocab_size", default=250880), width=D, norm=norm)
+    blocks = stacked(attention, MLPTraits(4 * D, "gelu_tanh"), norm, "pre")
+    return decoder(config, D, embedding, blocks, norm, tied=True)
 
 
 BLOOM = Family(

@@ -18,18 +18,9 @@ from jax_attn.families.traits import (
     RotaryTraits,
     Traits,
 )
-from jax_attn.families.whole import (
-    activation,
-    architecture,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
-from jax_attn.transfer.table.rows import ignored
-from jax_attn.transfer.table.steps import Sizes, to_half_split
+from jax_attn.families.whole import activation, architecture, decoder, padding, stacked
+from jax_attn.transfer import EMBEDDING, LINEAR, Layout, Sizes, ignored, to_half_split
+from jax_attn.transfer.table.layouts import BIASLESS, RMS_NORM, projections
 
 _SHARED = {
     "hidden_size": 4096,
@@ -146,14 +137,8 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         use_bias=_has_mlp_bias(config),
     )
     vocabulary = config.number("vocab_size", default=_VOCABULARIES.get(kind, 151936))
-    return ModelTraits(
-        D,
-        EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary)),
-        stacked(attention, mlp, norm, "pre"),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=False),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary))
+    return decoder(config, D, embedding, stacked(attention, mlp, norm, "pre"), norm, tied=False)
 
 
 def _new_root(config: Reading) -> str:

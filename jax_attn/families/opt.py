@@ -17,10 +17,9 @@ from jax_attn.families.traits import (
     PositionTraits,
     Traits,
 )
-from jax_attn.families.whole import activation, decoder_classes, decoder_head, padding, stacked
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LAYER_NORM, LINEAR, projections
-from jax_attn.transfer.table.steps import Sizes
+from jax_attn.families.whole import activation, decoder, padding, stacked
+from jax_attn.transfer import EMBEDDING, LAYER_NORM, LINEAR, Layout, Sizes
+from jax_attn.transfer.table.layouts import BIASLESS, projections
 
 _OFFSET = 2
 _EPSILON = 1e-5
@@ -96,14 +95,9 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         use_bias=config.flag("enable_bias"),
     )
     placement: NormPlacement = "pre" if config.flag("do_layer_norm_before") else "post"
-    return ModelTraits(
-        D,
-        embedding,
-        stacked(attention, mlp, norm, placement),
-        final_norm=norm if _ends_normed(config) else None,
-        lm_head=decoder_head(config, tied=True),
-        classifier=decoder_classes(config),
-    )
+    blocks = stacked(attention, mlp, norm, placement)
+    final_norm = norm if _ends_normed(config) else None
+    return decoder(config, D, embedding, blocks, final_norm, tied=True)
 
 
 OPT = Family(

@@ -9,10 +9,8 @@ import re
 from jax_attn.families.config import Reading
 from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import BiasTraits, Traits
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
-from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.steps import Sizes, linear
+from jax_attn.transfer import EMBEDDING, LINEAR, Layout, Sizes, either, ignored, linear, row, tied
+from jax_attn.transfer.table.layouts import BIASLESS, RMS_NORM, projections
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}

@@ -3,10 +3,8 @@
 from jax_attn.families.config import Reading
 from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import Traits
-from jax_attn.transfer.table.layout import Layout, spellings
-from jax_attn.transfer.table.layouts import LAYER_NORM, LINEAR, projections
-from jax_attn.transfer.table.rows import row
-from jax_attn.transfer.table.steps import Sizes, conv
+from jax_attn.transfer import LAYER_NORM, LINEAR, Layout, Sizes, conv, row, spellings
+from jax_attn.transfer.table.layouts import projections
 
 _CONV = Layout(row("weight", "kernel", conv), row("bias", "bias"))
 _FILE, _LIVE, _OURS = "encoder.layer.{layer}", "layers.{layer}", "layers.{layer}"

@@ -30,17 +30,16 @@ def problems_of(left: Leftovers) -> list[Problem]:
     """Return every reason why something is left over; none if nothing is."""
     if not left:
         return []
-    if left.sides.follows == "keys":
-        return [
-            *(*_doubled(left.rows, "keys", "writes"), *_doubled(left.rows, "paths", "reads")),
-            *(*_partial(left), *_misfits(left), *_unread(left)),
-        ]
+    exports = left.sides.follows == "keys"
+    written, read = ("keys", "paths") if exports else ("paths", "keys")
     return [
         *(_ambiguous(used, left) for used in left.disputes),
-        *(*_doubled(left.rows, "paths", "writes"), *_doubled(left.rows, "keys", "reads")),
-        *(*_missing(left), *_homeless(left), *_misfits(left)),
+        *(*_doubled(left.rows, written, "writes"), *_doubled(left.rows, read, "reads")),
+        *(_partial(left) if exports else (*_missing(left), *_homeless(left))),
+        *_misfits(left),
         *(Problem("refused", key, reason) for key, reason in left.refused.items()),
-        *(*_unexpected(left), *_unwritten(left)),
+        *_unexpected(left),
+        *(_unread(left) if exports else _unwritten(left)),
     ]
 
 

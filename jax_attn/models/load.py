@@ -30,6 +30,7 @@ from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import unwrapped
 from jax_attn.transfer.nnx.placement import by_pattern
+from jax_attn.transfer.table.layout import moves_by_sizes
 
 Placing = (
     Sharding | Mapping[str, Sharding] | Callable[[str, tuple[int, ...]], Sharding | None] | None
@@ -96,7 +97,7 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         same = Layout(*(row(name, name) for name in described))
         layout = same if is_flax else family.model(config, keys)
         by_key = {key: spec.shape for key, spec in described.items()}
-        moves = layout.moves(by_key, traits.blocks[0].attention.sizes)
+        moves = moves_by_sizes(layout, by_key, traits.blocks[0].attention.sizes)
         shapes = {path: shape for move in moves for path, shape in move.paths.items()}
         carried = [described[key] for move in moves for key in move.row.keys]
         param_dtype = _dtype(carried, dtype)

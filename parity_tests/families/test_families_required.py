@@ -16,6 +16,7 @@ from jax_attn.porting.port import parts
 from jax_attn.porting.port import shapes as port_shapes
 from jax_attn.porting.port.table import by_family
 from jax_attn.transfer import load_checkpoint
+from jax_attn.transfer.table.layout import moves_by_sizes
 from jax_attn.transfer.table.resolve import passed
 
 DECODER = PLAIN | {"is_decoder": True, "add_cross_attention": True}
@@ -100,7 +101,7 @@ def test_of_a_whole_model_every_width_is_known_and_none_is_wrong(name):
     traits = table.blocks[0][1]
 
     def said(key, shape):
-        moves = table.layout.moves({**taken, key: shape}, table.sizes)
+        moves = moves_by_sizes(table.layout, {**taken, key: shape}, table.sizes)
         wrong = port_shapes.wrong_axes(moves, traits, config, "keys")
         return {problem.name for problem in wrong}
 

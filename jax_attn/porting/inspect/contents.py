@@ -20,7 +20,7 @@ from jax_attn.porting.port.plan import reached
 from jax_attn.porting.port.shapes import wrong_heads, wrong_widths
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layout import Layout, moves_by_sizes
 from jax_attn.transfer.table.rows import bindings
 
 Specs = Mapping[str, Spec]
@@ -157,7 +157,7 @@ def _block_at(
     """
     patterns = [*table.torch_keys(), *(item.key for item in table.passed_over)]
     keys = {key: spec for key, spec in specs.items() if bindings(patterns, [key])}
-    moves = table.moves({key: spec.shape for key, spec in keys.items()}, traits.sizes)
+    moves = moves_by_sizes(table, {key: spec.shape for key, spec in keys.items()}, traits.sizes)
     paths = [path for move in moves for path in move.row.paths]
     problems = [*wrong_heads(moves, traits.sizes)]
     problems += incomplete([(place, traits)], [*paths, *reached(table, hidden)])

@@ -16,7 +16,7 @@ from jax_attn.porting.port.table import PortTable
 from jax_attn.transfer.arrays import Spec, Tensors, read, recast, specs
 from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE
 from jax_attn.transfer.problems import Problem, TransferError, nearest
-from jax_attn.transfer.table.layout import Layout, untied
+from jax_attn.transfer.table.layout import Layout, moves_by_sizes, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.reasons import problems_of
 from jax_attn.transfer.table.resolve import Move, passed, resolve
@@ -190,7 +190,7 @@ def _moves(
         hint = "pass --num-heads and --head-dim, or put a config.json next to the checkpoint"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
-        return layout.moves(shapes_by_name, table.sizes or Sizes(1, 1, 1)), []
+        return moves_by_sizes(layout, shapes_by_name, table.sizes or Sizes(1, 1, 1)), []
     except TransferError as error:
         return [], error.problems
 

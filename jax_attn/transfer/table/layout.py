@@ -173,15 +173,8 @@ class Layout(Table):
         projections. Raises TransferError for keys that no row takes, rows that are only partly
         present, two alternatives at once, and shapes that a row's steps cannot take.
         """
-        moves = self.moves(keys, sizes)
+        moves = moves_by_sizes(self, keys, sizes)
         return {path: shape for move in moves for path, shape in move.paths.items()}
-
-    def moves(self, keys: Mapping[str, Shape], sizes: Sizes) -> list[Move]:
-        """Return the rows that apply without a module; arguments and errors as for `shapes`."""
-        moves, left = resolve(self, keys, None, sizes)
-        if left:
-            raise TransferError("the Flax side's shapes", problems_of(left))
-        return moves
 
     def to_torch(self, arrays: Tensors) -> dict[str, np.ndarray]:
         """Convert Flax arrays to torch tensors, by key: parameters, or their gradients.
@@ -251,6 +244,14 @@ def spellings(*layouts: Layout) -> Layout:
         *(refusal for layout in layouts for refusal in layout.refusals),
         *(item for layout in layouts for item in layout.passed_over),
     )
+
+
+def moves_by_sizes(layout: Layout, keys: Mapping[str, Shape], sizes: Sizes) -> list[Move]:
+    """Return the rows that apply without a module; arguments and errors as for `Layout.shapes`."""
+    moves, left = resolve(layout, keys, None, sizes)
+    if left:
+        raise TransferError("the Flax side's shapes", problems_of(left))
+    return moves
 
 
 def untied(layout: Layout, tensors: Tensors) -> list[Problem]:

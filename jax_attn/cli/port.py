@@ -42,7 +42,12 @@ from jax_attn.environment import settle_platforms
     metavar="PATTERN",
     help="Skip tensors whose names match (* is any text, ? any character); may be repeated.",
 )
-@click.option("--strip", default="", metavar="PREFIX", help="Strip this prefix from the keys.")
+@click.option(
+    "--strip",
+    default="",
+    metavar="PREFIX",
+    help="Strip this prefix from the keys; a wrapper's name, such as _orig_mod, from within, too.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),

@@ -18,7 +18,7 @@ import click
 from jax_attn import environment, transfer
 from jax_attn.cli.common.progress import bytes_counted, tracked
 from jax_attn.cli.status import Exit
-from jax_attn.families import FAMILIES, Config, family_of, model_problems
+from jax_attn.families import Config, family_of, known_types, model_problems
 from jax_attn.families.config import disagreements
 from jax_attn.families.whole import unusable
 from jax_attn.parity.judge.compare import Verdict
@@ -215,7 +215,7 @@ def _wrong_way(source: Path, to: Side) -> TransferError:
 
 def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
     kind = config.get("model_type")
-    known = ", ".join(sorted(name for f in FAMILIES.values() for name in f.model_types))
+    known = ", ".join(known_types())
     families = f"the supported families, which are {known}, and Llama as Meta publishes it"
     if kind is None:
         text = f"expected a config.json next to {source} that names one of {families}; got none"

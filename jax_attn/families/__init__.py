@@ -22,6 +22,11 @@ FAMILIES = {family.name: family for family in _ALL}
 """name -> family."""
 
 
+def known_types() -> list[str]:
+    """Return the model_types of all families, in alphabetical order."""
+    return sorted(name for family in _ALL for name in family.model_types)
+
+
 def model_family(config: Config) -> Family:
     """Return the family of a config with a whole model here, or raise TransferError."""
     if (family := family_of(config)) is not None:

@@ -4,7 +4,7 @@ As a decoder, each is causal and may also have cross-attention.
 """
 
 from jax_attn.families.config import Reading
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     ClassifierTraits,
     EmbeddingTraits,
@@ -16,10 +16,20 @@ from jax_attn.families.traits import (
     VocabularyTraits,
 )
 from jax_attn.families.whole import activation, architecture, is_tied, padding, stacked
-from jax_attn.transfer.table.layout import Layout, spellings
-from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
-from jax_attn.transfer.table.rows import ignored, refused, row, tied
-from jax_attn.transfer.table.steps import Sizes, linear
+from jax_attn.transfer import (
+    EMBEDDING,
+    LAYER_NORM,
+    LINEAR,
+    Layout,
+    Sizes,
+    ignored,
+    linear,
+    refused,
+    row,
+    spellings,
+    tied,
+)
+from jax_attn.transfer.table.layouts import projections
 
 _CROSS = "crossattention"
 _COUNTED = "positions counted from 0, which are computed instead"
@@ -196,8 +206,8 @@ def _new_root(config: Reading) -> str:
 BERT = Family(
     *("bert", _block, _rest, _head, _traits),
     places=(
-        Place("encoder.layer.{layer}.attention"),
-        Place(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
+        Prefixes("encoder.layer.{layer}.attention"),
+        Prefixes(f"encoder.layer.{{layer}}.{_CROSS}", "layers.{layer}.cross_attention"),
     ),
     roots=("bert", "roberta", "electra", ""),
     new_root=_new_root,

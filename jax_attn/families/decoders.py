@@ -4,9 +4,8 @@ from typing import Any
 
 from jax_attn.families.config import Reading
 from jax_attn.families.traits import RotaryTraits
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, LAYER_NORM, LINEAR
-from jax_attn.transfer.table.rows import ignored, tied
+from jax_attn.transfer import LAYER_NORM, LINEAR, Layout, ignored, tied
+from jax_attn.transfer.table.layouts import BIASLESS
 
 Scaling = tuple[str, dict[str, Any]]
 """A scaling's name in `jax_attn.attention`, and its fields."""

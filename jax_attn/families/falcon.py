@@ -9,23 +9,22 @@ from functools import partial
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, heads, mlp, norms, rotary
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     BiasTraits,
     EmbeddingTraits,
     MLPTraits,
     ModelTraits,
+    NormPlacement,
     NormTraits,
-    Placement,
     Traits,
 )
-from jax_attn.families.whole import activation, decoder_classes, decoder_head, stacked
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LAYER_NORM, LINEAR, fused
-from jax_attn.transfer.table.steps import Sizes
+from jax_attn.families.whole import activation, decoder, stacked
+from jax_attn.transfer import EMBEDDING, LAYER_NORM, LINEAR, Layout, Sizes
+from jax_attn.transfer.table.layouts import BIASLESS, fused
 
 _HEAD = partial(heads, embedding="transformer.word_embeddings.weight")
-_PLACES = (Place("h.{layer}.self_attention"),)
+_PLACES = (Prefixes("h.{layer}.self_attention"),)
 _WIDTH = 4544
 _DEFAULTS = {
     "num_attention_heads": 71,
@@ -121,15 +120,11 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         activation(config, "activation", "gelu"),
         use_bias=has_bias,
     )
-    placement: Placement = "parallel" if is_parallel else "pre"
-    return ModelTraits(
-        D,
-        EmbeddingTraits(config.number("vocab_size", default=65024), width=D),
-        stacked(attention, mlp, norm, placement, shares_norm=is_parallel and count == 1),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=True),
-        classifier=decoder_classes(config),
-    )
+    placement: NormPlacement = "parallel" if is_parallel else "pre"
+    embedding = EmbeddingTraits(config.number("vocab_size", default=65024), width=D)
+    shares_norm = is_parallel and count == 1
+    blocks = stacked(attention, mlp, norm, placement, shares_norm=shares_norm)
+    return decoder(config, D, embedding, blocks, norm, tied=True)
 
 
 FALCON = Family("falcon", _block, _rest, _HEAD, _traits, places=_PLACES, model_of=_model)
@@ -165,14 +160,9 @@ def _bloom_model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         config.refuse("apply_residual_connection_post_layernorm", True, expected)
     D = _width(config, 64)
     norm = NormTraits("layer", config.real("layer_norm_epsilon", default=1e-5))
-    return ModelTraits(
-        D,
-        EmbeddingTraits(config.number("vocab_size", default=250880), width=D, norm=norm),
-        stacked(attention, MLPTraits(4 * D, "gelu_tanh"), norm, "pre"),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=True),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(config.number("vocab_size", default=250880), width=D, norm=norm)
+    blocks = stacked(attention, MLPTraits(4 * D, "gelu_tanh"), norm, "pre")
+    return decoder(config, D, embedding, blocks, norm, tied=True)
 
 
 BLOOM = Family(

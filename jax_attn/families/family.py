@@ -26,12 +26,7 @@ from typing import NamedTuple
 
 from jax_attn.families.config import DECODER_LAYERS, LAYERS, Config, Reading, reading
 from jax_attn.families.traits import ModelTraits, Traits
-from jax_attn.families.whole import (
-    architecture,
-    check_supported,
-    check_values,
-    refuse_unread,
-)
+from jax_attn.families.whole import architecture, check_supported, check_values, refuse_unread
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout, optional, spellings
 from jax_attn.transfer.table.rows import bindings, filled
@@ -42,8 +37,8 @@ _COUNTS = ("max_position_embeddings", "intermediate_size")
 """Numbers that many configs have and that are checked even if no table or trait reads them."""
 
 
-class Place(NamedTuple):
-    """The place of one block: torch's prefix in the file, Flax's prefix in the ported model."""
+class Prefixes(NamedTuple):
+    """The place of one block: its prefix in the file, and in the ported model."""
 
     torch: str
     flax: str = "layers.{layer}.attention"
@@ -81,7 +76,7 @@ class Family:
     rest_of: Callable[[Reading], Layout]
     head_of: Callable[[Reading], Layout]
     traits_of: Callable[[Reading, str], Traits]
-    places: tuple[Place, ...]
+    places: tuple[Prefixes, ...]
     roots: tuple[str, ...] = ("transformer", "")
     new_root: Callable[[Reading], str] | None = None
     also: tuple[str, ...] = ()
@@ -162,7 +157,7 @@ class Family:
             return self.new_root(Reading(config))
         return max(self.roots, key=lambda root: len(self._places(config, keys, root)))
 
-    def blocks(self, config: Config, keys: Iterable[str]) -> list[Place]:
+    def blocks(self, config: Config, keys: Iterable[str]) -> list[Prefixes]:
         """List the attention blocks of a file with these keys, layer by layer."""
         keys = list(keys)
         return self._places(config, keys, self.root(config, keys))
@@ -182,14 +177,14 @@ class Family:
         whole = behind.under(self.root(config, keys), "") + head
         return optional(whole).spelled_as(keys)
 
-    def _places(self, config: Config, keys: list[str], root: str) -> list[Place]:
+    def _places(self, config: Config, keys: list[str], root: str) -> list[Prefixes]:
         """List the blocks that have at least one key after this root."""
         places, block = [], self.block(config).torch_keys()
         for place in self.places:
             prefix = f"{root}.{place.torch}" if root else place.torch
             patterns = [f"{prefix}.{key}" for key in block]
             for binding in sorted(bindings(patterns, keys), key=lambda b: [int(n) for _, n in b]):
-                places.append(Place(*filled((prefix, place.flax), binding)))
+                places.append(Prefixes(*filled((prefix, place.flax), binding)))
         return places
 
     @contextmanager
@@ -204,7 +199,7 @@ def _has_own_head(config: Config, head: Layout) -> bool:
     return is_causal and "lm_head.kernel" in head.flax_paths()
 
 
-def other_layers(config: Config, blocks: Iterable[Place]) -> list[Problem]:
+def other_layers(config: Config, blocks: Iterable[Prefixes]) -> list[Problem]:
     """Report layers that the config counts and the checkpoint lacks, or the reverse."""
     by_stem: dict[str, set[int]] = defaultdict(set)  # the text before the number -> layers
     for place in blocks:

@@ -4,24 +4,11 @@ from functools import partial
 
 from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
 from jax_attn.families.decoders import FREQUENCIES, heads, rotary
-from jax_attn.families.family import Family, Place
-from jax_attn.families.traits import (
-    EmbeddingTraits,
-    MLPTraits,
-    ModelTraits,
-    NormTraits,
-    Traits,
-)
-from jax_attn.families.whole import (
-    activation,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, RMS_NORM, projections
-from jax_attn.transfer.table.steps import Sizes
+from jax_attn.families.family import Family, Prefixes
+from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
+from jax_attn.families.whole import activation, decoder, padding, stacked
+from jax_attn.transfer import EMBEDDING, Layout, Sizes
+from jax_attn.transfer.table.layouts import BIASLESS, RMS_NORM, projections
 
 _DEFAULTS = {
     "vocab_size": 256000,
@@ -105,20 +92,16 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         is_gated=True,
         use_bias=False,
     )
-    head = decoder_head(config, tied=True)
-    return ModelTraits(
-        D,
-        EmbeddingTraits(vocabulary, width=D, scale=D**0.5, pad=padding(config, vocabulary, 0)),
-        stacked(attention, mlp, norm, "sandwich"),
-        final_norm=norm,
-        lm_head=head._replace(softcap=config.real("final_logit_softcapping", default=None)),
-        classifier=decoder_classes(config),
-    )
+    softcap = config.real("final_logit_softcapping", default=None)
+    pad = padding(config, vocabulary, 0)
+    embedding = EmbeddingTraits(vocabulary, width=D, scale=D**0.5, pad=pad)
+    blocks = stacked(attention, mlp, norm, "sandwich")
+    return decoder(config, D, embedding, blocks, norm, tied=True, softcap=softcap)
 
 
 GEMMA2 = Family(
     *("gemma2", _block, _rest, partial(heads, embedding="model.embed_tokens.weight"), _traits),
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     model_of=_model,
 )

@@ -8,7 +8,7 @@ from functools import partial
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import heads as decoder_heads
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     EmbeddingTraits,
     MLPTraits,
@@ -17,18 +17,21 @@ from jax_attn.families.traits import (
     PositionTraits,
     Traits,
 )
-from jax_attn.families.whole import activation, decoder_classes, decoder_head, stacked
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import (
+from jax_attn.families.whole import activation, decoder, stacked
+from jax_attn.transfer import (
     EMBEDDING,
     LAYER_NORM,
     LINEAR,
-    QKV_BIASES,
-    QKV_KERNELS,
-    fused,
+    Layout,
+    Sizes,
+    heads,
+    heads_in,
+    ignored,
+    linear,
+    packed,
+    row,
 )
-from jax_attn.transfer.table.rows import ignored, row
-from jax_attn.transfer.table.steps import Sizes, heads, heads_in, linear, packed
+from jax_attn.transfer.table.layouts import QKV_BIASES, QKV_KERNELS, fused
 
 # transformers' Conv1D stores (in, out), as Flax does.
 _CONV1D = Layout(row("weight", "kernel"), row("bias", "bias"))
@@ -96,19 +99,13 @@ def _model(config: Reading, attention: tuple[Traits, ...], *, between: str) -> M
     vocabulary = config.number("vocab_size", default=50257)
     width = config.number("n_inner", default=4 * D)
     mlp = MLPTraits(width, activation(config, "activation_function", between))
-    return ModelTraits(
-        D,
-        EmbeddingTraits(vocabulary, width=D, positions=PositionTraits(rows)),
-        stacked(attention, mlp, norm, "pre"),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=True),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(vocabulary, width=D, positions=PositionTraits(rows))
+    return decoder(config, D, embedding, stacked(attention, mlp, norm, "pre"), norm, tied=True)
 
 
 GPT2 = Family(
     *("gpt2", _block, partial(_rest, _CONV1D), _head, _traits),
-    places=(Place("h.{layer}.attn"),),
+    places=(Prefixes("h.{layer}.attn"),),
     model_of=partial(_model, between="gelu_new"),
 )
 

@@ -2,19 +2,21 @@
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, TASKS, mlp, norms, rotary
-from jax_attn.families.family import Family, Place
-from jax_attn.families.traits import (
-    EmbeddingTraits,
-    MLPTraits,
-    ModelTraits,
-    NormTraits,
-    Traits,
+from jax_attn.families.family import Family, Prefixes
+from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
+from jax_attn.families.whole import activation, decoder, stacked
+from jax_attn.transfer import (
+    EMBEDDING,
+    LAYER_NORM,
+    Layout,
+    Sizes,
+    either,
+    ignored,
+    linear,
+    row,
+    tied,
 )
-from jax_attn.families.whole import activation, decoder_classes, decoder_head, stacked
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, fused
-from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.steps import Sizes, linear
+from jax_attn.transfer.table.layouts import fused
 
 _DEFAULTS = {
     "hidden_size": 6144,
@@ -77,19 +79,14 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     width = config.number("intermediate_size", default=24576)
     mlp = MLPTraits(width, activation(config, "hidden_act", "gelu"))
     is_parallel = config.flag("use_parallel_residual", default=True)
-    return ModelTraits(
-        D,
-        EmbeddingTraits(config.number("vocab_size", default=50432), width=D),
-        stacked(attention, mlp, norm, "parallel" if is_parallel else "pre"),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=False),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(config.number("vocab_size", default=50432), width=D)
+    blocks = stacked(attention, mlp, norm, "parallel" if is_parallel else "pre")
+    return decoder(config, D, embedding, blocks, norm, tied=False)
 
 
 GPT_NEOX = Family(
     *("gpt_neox", _block, _rest, _head, _traits),
-    places=(Place("layers.{layer}.attention"),),
+    places=(Prefixes("layers.{layer}.attention"),),
     roots=("gpt_neox", ""),
     model_of=_model,
 )

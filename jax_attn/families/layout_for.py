@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_attn.families import FAMILIES, family_of
+from jax_attn.families import family_of, known_types
 from jax_attn.transfer.files.checkpoint import load_checkpoint
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import unwrapped
@@ -27,24 +27,16 @@ def layout_for(source: str | Path | Mapping[str, Any]) -> Layout:
     Raises:
       TransferError: there is no config, its family is unknown, or a value is not supported.
     """
-    if isinstance(source, Mapping):
-        return _family_layout(source, (), "the config")
-    path = Path(source)
-    with load_checkpoint(path) as tensors:
-        keys = [*unwrapped(tensors)[0]]
-    return _family_layout(read_config(path) or {}, keys, str(path))
-
-
-def _family_layout(config: Mapping[str, Any], keys: Any, where: str) -> Layout:
+    config, keys, where = source, [], "the config"
+    if not isinstance(config, Mapping):
+        path = Path(config)
+        with load_checkpoint(path) as tensors:
+            keys = [*unwrapped(tensors)[0]]
+        config, where = read_config(path) or {}, str(path)
     if (family := family_of(config)) is not None:
         return family.model(config, keys)
-    kind, known = (
-        config.get("model_type"),
-        sorted(n for f in FAMILIES.values() for n in f.model_types),
-    )
-    near = nearest(str(kind), known)
-    hint = "; ".join(
-        filter(None, (near, "jax-attn inspect CHECKPOINT --table table.py writes a starting table"))
-    )
+    kind, known = config.get("model_type"), known_types()
     text = f"{where}: expected one of {', '.join(known)}, got {kind!r}"
+    start = "jax-attn inspect CHECKPOINT --table table.py writes a starting table"
+    hint = "; ".join(filter(None, (nearest(str(kind), known), start)))
     raise TransferError("layout_for", [Problem("refused", "model_type", text, hint)])

@@ -8,15 +8,8 @@ of transformers' Llama, so the two tables convert either format to the other.
 from functools import partial
 
 from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
-from jax_attn.families.decoders import (
-    FREQUENCIES,
-    FROM_CONFIG,
-    heads,
-    norms,
-    rotary,
-    sizes,
-)
-from jax_attn.families.family import Family, Place
+from jax_attn.families.decoders import FREQUENCIES, FROM_CONFIG, heads, norms, rotary, sizes
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     EmbeddingTraits,
     MLPTraits,
@@ -25,18 +18,9 @@ from jax_attn.families.traits import (
     RotaryTraits,
     Traits,
 )
-from jax_attn.families.whole import (
-    activation,
-    architecture,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
-from jax_attn.transfer.table.rows import ignored
-from jax_attn.transfer.table.steps import Sizes, to_half_split
+from jax_attn.families.whole import activation, architecture, decoder, padding, stacked
+from jax_attn.transfer import EMBEDDING, LINEAR, Layout, Sizes, ignored, to_half_split
+from jax_attn.transfer.table.layouts import BIASLESS, RMS_NORM, projections
 
 _SHARED = {
     "hidden_size": 4096,
@@ -153,14 +137,8 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         use_bias=_has_mlp_bias(config),
     )
     vocabulary = config.number("vocab_size", default=_VOCABULARIES.get(kind, 151936))
-    return ModelTraits(
-        D,
-        EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary)),
-        stacked(attention, mlp, norm, "pre"),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=False),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary))
+    return decoder(config, D, embedding, stacked(attention, mlp, norm, "pre"), norm, tied=False)
 
 
 def _new_root(config: Reading) -> str:
@@ -171,7 +149,7 @@ def _new_root(config: Reading) -> str:
 
 LLAMA = Family(
     *("llama", _block, _rest, _HEAD, _traits),
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     new_root=_new_root,
     also=("mistral", "qwen2", "qwen3"),
@@ -227,7 +205,7 @@ def _meta_traits(config: Reading, prefix: str) -> Traits:
 
 LLAMA_META = Family(
     *("llama-meta", _meta_block, _meta_rest, _meta_head, _meta_traits),
-    places=(Place("layers.{layer}.attention"),),
+    places=(Prefixes("layers.{layer}.attention"),),
     roots=("",),
     known_by=("dim", "n_heads", "n_layers"),
 )

@@ -7,32 +7,19 @@ from functools import partial
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import heads
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     EmbeddingTraits,
     MLPTraits,
     ModelTraits,
+    NormPlacement,
     NormTraits,
-    Placement,
     PositionTraits,
     Traits,
 )
-from jax_attn.families.whole import (
-    activation,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import (
-    BIASLESS,
-    EMBEDDING,
-    LAYER_NORM,
-    LINEAR,
-    projections,
-)
-from jax_attn.transfer.table.steps import Sizes
+from jax_attn.families.whole import activation, decoder, padding, stacked
+from jax_attn.transfer import EMBEDDING, LAYER_NORM, LINEAR, Layout, Sizes
+from jax_attn.transfer.table.layouts import BIASLESS, projections
 
 _OFFSET = 2
 _EPSILON = 1e-5
@@ -107,21 +94,16 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
         activation(config, "activation_function", "relu"),
         use_bias=config.flag("enable_bias"),
     )
-    placement: Placement = "pre" if config.flag("do_layer_norm_before") else "post"
-    return ModelTraits(
-        D,
-        embedding,
-        stacked(attention, mlp, norm, placement),
-        final_norm=norm if _ends_normed(config) else None,
-        lm_head=decoder_head(config, tied=True),
-        classifier=decoder_classes(config),
-    )
+    placement: NormPlacement = "pre" if config.flag("do_layer_norm_before") else "post"
+    blocks = stacked(attention, mlp, norm, placement)
+    final_norm = norm if _ends_normed(config) else None
+    return decoder(config, D, embedding, blocks, final_norm, tied=True)
 
 
 OPT = Family(
     *("opt", _block, _rest, partial(heads, embedding="model.decoder.embed_tokens.weight")),
     _traits,
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model.decoder", "decoder", ""),
     model_of=_model,
 )

@@ -2,25 +2,11 @@
 
 from jax_attn.families.config import Reading
 from jax_attn.families.decoders import FREQUENCIES, TASKS, rotary, sizes
-from jax_attn.families.family import Family, Place
-from jax_attn.families.traits import (
-    EmbeddingTraits,
-    MLPTraits,
-    ModelTraits,
-    NormTraits,
-    Traits,
-)
-from jax_attn.families.whole import (
-    activation,
-    decoder_classes,
-    decoder_head,
-    padding,
-    stacked,
-)
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import EMBEDDING, LAYER_NORM, LINEAR, projections
-from jax_attn.transfer.table.rows import row, tied
-from jax_attn.transfer.table.steps import Sizes
+from jax_attn.families.family import Family, Prefixes
+from jax_attn.families.traits import EmbeddingTraits, MLPTraits, ModelTraits, NormTraits, Traits
+from jax_attn.families.whole import activation, decoder, padding, stacked
+from jax_attn.transfer import EMBEDDING, LAYER_NORM, LINEAR, Layout, Sizes, row, tied
+from jax_attn.transfer.table.layouts import projections
 
 _DEFAULTS = {
     "vocab_size": 51200,
@@ -83,19 +69,14 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     mlp = MLPTraits(
         config.number("intermediate_size"), activation(config, "hidden_act", "gelu_new")
     )
-    return ModelTraits(
-        D,
-        EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary)),
-        stacked(attention, mlp, norm, "parallel", shares_norm=True),
-        final_norm=norm,
-        lm_head=decoder_head(config, tied=False, use_bias=True),
-        classifier=decoder_classes(config),
-    )
+    embedding = EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary))
+    blocks = stacked(attention, mlp, norm, "parallel", shares_norm=True)
+    return decoder(config, D, embedding, blocks, norm, tied=False, use_bias=True)
 
 
 PHI = Family(
     *("phi", _block, _rest, _head, _traits),
-    places=(Place("layers.{layer}.self_attn"),),
+    places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     model_of=_model,
 )

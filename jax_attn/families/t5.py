@@ -7,12 +7,10 @@ every block has its own table.
 import re
 
 from jax_attn.families.config import Reading
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import BiasTraits, Traits
-from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.layouts import BIASLESS, EMBEDDING, LINEAR, RMS_NORM, projections
-from jax_attn.transfer.table.rows import either, ignored, row, tied
-from jax_attn.transfer.table.steps import Sizes, linear
+from jax_attn.transfer import EMBEDDING, LINEAR, Layout, Sizes, either, ignored, linear, row, tied
+from jax_attn.transfer.table.layouts import BIASLESS, RMS_NORM, projections
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
 _HEADS = {"t5": 8}
@@ -105,9 +103,9 @@ def _traits(config: Reading, prefix: str) -> Traits:
 T5 = Family(
     *("t5", _block, _rest, _head, _traits),
     places=(
-        Place(f"encoder.block.{{layer}}.{_SELF}", "encoder.layers.{layer}.attention"),
-        Place(f"decoder.block.{{layer}}.{_SELF}", "decoder.layers.{layer}.attention"),
-        Place(f"decoder.block.{{layer}}.{_CROSS}", "decoder.layers.{layer}.cross_attention"),
+        Prefixes(f"encoder.block.{{layer}}.{_SELF}", "encoder.layers.{layer}.attention"),
+        Prefixes(f"decoder.block.{{layer}}.{_SELF}", "decoder.layers.{layer}.attention"),
+        Prefixes(f"decoder.block.{{layer}}.{_CROSS}", "decoder.layers.{layer}.cross_attention"),
     ),
     roots=("", "transformer"),
     also=("mt5", "umt5"),

@@ -113,7 +113,7 @@ class MLPTraits(NamedTuple):
     use_bias: bool = True
 
 
-Placement = Literal["pre", "post", "sandwich", "parallel"]
+NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 """The placement of the norms in a block.
 
 pre: x + f(norm(x)), for attention and MLP in turn. post: norm(x + f(x)). sandwich:
@@ -131,7 +131,7 @@ class BlockTraits:
     attention: Traits
     mlp: MLPTraits
     norm: NormTraits
-    placement: Placement
+    placement: NormPlacement
     shares_norm: bool = False
 
 

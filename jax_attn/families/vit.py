@@ -1,12 +1,10 @@
 """ViT: an encoder of patches. Files and live modules use different keys; both are supported."""
 
 from jax_attn.families.config import Reading
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import Traits
-from jax_attn.transfer.table.layout import Layout, spellings
-from jax_attn.transfer.table.layouts import LAYER_NORM, LINEAR, projections
-from jax_attn.transfer.table.rows import row
-from jax_attn.transfer.table.steps import Sizes, conv
+from jax_attn.transfer import LAYER_NORM, LINEAR, Layout, Sizes, conv, row, spellings
+from jax_attn.transfer.table.layouts import projections
 
 _CONV = Layout(row("weight", "kernel", conv), row("bias", "bias"))
 _FILE, _LIVE, _OURS = "encoder.layer.{layer}", "layers.{layer}", "layers.{layer}"
@@ -53,7 +51,7 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 VIT = Family(
     *("vit", _block, _rest, _head, _traits),
-    places=(Place(f"{_FILE}.attention"), Place(f"{_LIVE}.attention")),
+    places=(Prefixes(f"{_FILE}.attention"), Prefixes(f"{_LIVE}.attention")),
     roots=("vit", ""),
     optional_of=lambda config: ("mask_token", "pooler"),
 )

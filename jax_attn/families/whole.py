@@ -7,9 +7,11 @@ from jax_attn.families.traits import (
     ACTIVATION_NAMES,
     BlockTraits,
     ClassifierTraits,
+    EmbeddingTraits,
     MLPTraits,
+    ModelTraits,
+    NormPlacement,
     NormTraits,
-    Placement,
     Traits,
     VocabularyTraits,
 )
@@ -155,7 +157,7 @@ def stacked(
     attention: Iterable[Traits],
     mlp: MLPTraits,
     norm: NormTraits,
-    placement: Placement,
+    placement: NormPlacement,
     *,
     shares_norm: bool = False,
 ) -> tuple[BlockTraits, ...]:
@@ -175,15 +177,27 @@ def is_tied(config: Reading, *, default: bool) -> bool:
     return config.flag("tie_word_embeddings", default=default)
 
 
-def decoder_head(config: Reading, *, tied: bool, use_bias: bool = False) -> VocabularyTraits:
-    """Return the traits of a decoder's language-model head. tied: the flag's default."""
-    return VocabularyTraits(is_tied(config, default=tied), use_bias)
+def decoder(
+    config: Reading,
+    embed_dim: int,
+    embedding: EmbeddingTraits,
+    blocks: tuple[BlockTraits, ...],
+    final_norm: NormTraits | None,
+    *,
+    tied: bool,
+    use_bias: bool = False,
+    softcap: float | None = None,
+) -> ModelTraits:
+    """Return the traits of a decoder, with its heads for the vocabulary and for classes.
 
-
-def decoder_classes(config: Reading) -> ClassifierTraits:
-    """Return the traits of a decoder's classifier, which reads the last token or each one."""
+    tied: whether the former uses the token table if the config does not say; use_bias, softcap: its
+    own. The latter reads the last token or each one.
+    """
+    head = VocabularyTraits(is_tied(config, default=tied), use_bias, softcap=softcap)
     if architecture(config).endswith("ForTokenClassification"):
         has_bias = config.flag("token_classification_bias", default=True)
-        return ClassifierTraits("each", use_bias=has_bias)
-    pad = config.number("pad_token_id", default=None, least=-1)  # -1 is no token
-    return ClassifierTraits("last", use_bias=False, pad=pad)
+        classes = ClassifierTraits("each", use_bias=has_bias)
+    else:
+        pad = config.number("pad_token_id", default=None, least=-1)  # -1 is no token
+        classes = ClassifierTraits("last", use_bias=False, pad=pad)
+    return ModelTraits(embed_dim, embedding, blocks, final_norm, head, classes)

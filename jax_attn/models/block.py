@@ -89,7 +89,7 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
     """Attention and an MLP, each with a residual and its norms: (B, T, D) → (B, T, D).
 
-    `jax_attn.families.traits.Placement` says where the norms are.
+    `jax_attn.families.traits.NormPlacement` says where the norms are.
     """
 
     def __init__(

@@ -11,12 +11,7 @@ from jaxtyping import Array, Float, Int
 from jax_attn.attention import KVCache, Mask, checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.position_bias import alibi_slopes
-from jax_attn.families.traits import (
-    BiasTraits,
-    EmbeddingTraits,
-    ModelTraits,
-    PositionTraits,
-)
+from jax_attn.families.traits import BiasTraits, EmbeddingTraits, ModelTraits, PositionTraits
 
 
 class Reads(NamedTuple):

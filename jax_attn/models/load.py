@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import unwrapped
 from jax_attn.transfer.nnx.placement import by_pattern
-from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.layout import moves_by_sizes
 
 Placing = (
     Sharding | Mapping[str, Sharding] | Callable[[str, tuple[int, ...]], Sharding | None] | None
@@ -96,9 +96,10 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         traits = family.model_traits(config)
         same = Layout(*(row(name, name) for name in described))
         layout = same if is_flax else family.model(config, keys)
-        shapes = _flax_shapes(layout, described, traits)
-        passed_over = resolve.passed(layout.passed_over, described)
-        carried = {key: spec for key, spec in described.items() if key not in passed_over}
+        by_key = {key: spec.shape for key, spec in described.items()}
+        moves = moves_by_sizes(layout, by_key, traits.blocks[0].attention.sizes)
+        shapes = {path: shape for move in moves for path, shape in move.paths.items()}
+        carried = [described[key] for move in moves for key in move.row.keys]
         param_dtype = _dtype(carried, dtype)
         heads = _heads(shapes, traits, config)
         _expect_pooler(heads, traits)
@@ -171,21 +172,14 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
         port_folder.write_all(folder, tensors, {"config.json": text}, record)
 
 
-def _flax_shapes(
-    layout: Layout, described: Mapping[str, Spec], traits: ModelTraits
-) -> dict[str, tuple[int, ...]]:
-    shapes = {key: spec.shape for key, spec in described.items()}
-    return layout.shapes(shapes, traits.blocks[0].attention.sizes)
-
-
-def _dtype(described: Mapping[str, Spec], dtype: DTypeLike | None) -> str:
+def _dtype(carried: Iterable[Spec], dtype: DTypeLike | None) -> str:
     """Return the dtype of the parameters: the requested one, or that of all floating tensors."""
     if dtype is not None:
         name = jnp.dtype(dtype).name
         if name not in DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {name}")
         return name
-    names = sorted({spec.dtype for spec in described.values() if "float" in spec.dtype})
+    names = sorted({spec.dtype for spec in carried if "float" in spec.dtype})
     if len(names) == 1 and names[0] in DTYPES:
         return names[0]
     text = f"expected tensors of one of {', '.join(DTYPES)}, got {', '.join(names) or 'none'}"

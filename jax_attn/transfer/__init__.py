@@ -43,17 +43,15 @@ from jax_attn.transfer.table.steps import (
 
 if TYPE_CHECKING:
     from jax_attn.families.layout_for import layout_for
-    from jax_attn.porting.port.load_flax import load_flax
-    from jax_attn.transfer.nnx.load import Plan, export, flatten, load, plan
+    from jax_attn.transfer.nnx.load import Plan, export, flatten, load, load_flax, plan
     from jax_attn.transfer.optimizer.carry import export_optimizer, load_optimizer
     from jax_attn.transfer.proposal.infer import Proposal, infer
 
-_NNX = ("Plan", "export", "flatten", "load", "plan")
+_NNX = ("Plan", "export", "flatten", "load", "load_flax", "plan")
 _HOMES = dict.fromkeys(_NNX, "jax_attn.transfer.nnx.load")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "jax_attn.transfer.optimizer.carry")
 _HOMES |= dict.fromkeys(("Proposal", "infer"), "jax_attn.transfer.proposal.infer")
 _HOMES |= {"layout_for": "jax_attn.families.layout_for"}
-_HOMES |= {"load_flax": "jax_attn.porting.port.load_flax"}
 
 __all__ = [
     "EMBEDDING",

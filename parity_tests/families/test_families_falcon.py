@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-import transformers
 from transformers import FalconConfig, FalconModel
 from transformers.models.falcon.modeling_falcon import (
     FalconAttention,
@@ -16,7 +15,7 @@ from transformers.models.falcon.modeling_falcon import (
 from helpers.dtype_rows import in_dtypes
 from helpers.families import family_mistakes as mistakes
 from helpers.families.decoder_cases import Turned, drawn, turning
-from helpers.families.family_cases import BlockPair, T, roundtrip, scattered
+from helpers.families.family_cases import BlockPair, T
 from jax_attn.attention import alibi
 from jax_attn.families.falcon import FALCON
 from jax_attn.parity.checking.prepared import Prepared
@@ -147,24 +146,6 @@ def test_one_key_and_value_lie_behind_all_queries_either_way():
     for part in ("q_proj", "k_proj", "v_proj"):
         want = getattr(right.port, part).kernel[...]
         assert np.array_equal(getattr(got, part).kernel[...], want)
-
-
-# --- whole files ----------------------------------------------------------------------------------
-
-TIED = {"lm_head.weight": "tied to transformer.word_embeddings.weight"}
-UNTIED = {"tie_word_embeddings": False}
-# transformers' class, what its config says besides, the keys that are passed over; others are in
-# models/test_whole_models.py and test_untrained_models.py
-MODELS = [
-    ("FalconForCausalLM", {**GROUPED, "bias": True}, TIED),
-    ("FalconForCausalLM", {**GROUPED, "num_ln_in_parallel_attn": 1, **UNTIED}, {}),
-]
-
-
-@in_dtypes("name, options, passed", MODELS, low=MODELS[:1])
-def test_a_file_goes_there_and_back(name, options, passed, dtype, tmp_path):
-    model = scattered(getattr(transformers, name)(FalconConfig(**SIZES, **options)), dtype)
-    assert roundtrip(model, tmp_path) == passed
 
 
 # --- configs --------------------------------------------------------------------------------------

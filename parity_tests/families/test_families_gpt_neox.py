@@ -11,7 +11,6 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention, GPT
 from helpers.dtype_rows import in_dtypes
 from helpers.families import family_mistakes as mistakes
 from helpers.families.decoder_cases import Turned, drawn, turning
-from helpers.families.family_cases import roundtrip, scattered
 from jax_attn import transfer
 from jax_attn.families.gpt_neox import GPT_NEOX
 from jax_attn.families.traits import RotaryTraits
@@ -79,13 +78,6 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_seen(mistake):
     mistakes.assert_seen(MISTAKES[mistake], block("two fifths turned"))
-
-
-def test_a_file_whose_head_is_tied_goes_there_and_back(tmp_path):
-    """Other files in models/test_whole_models.py and test_untrained_models.py."""
-    model = transformers.GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, tie_word_embeddings=True))
-    tied = {"lm_head.weight": "tied to gpt_neox.embed_in.weight"}
-    assert roundtrip(scattered(model), tmp_path) == tied
 
 
 def test_the_file_spells_the_head_otherwise_than_the_live_module(tmp_path):

@@ -13,7 +13,6 @@ from transformers.models.qwen3 import modeling_qwen3
 from helpers.dtype_rows import in_dtypes
 from helpers.families import family_mistakes as mistakes
 from helpers.families.decoder_cases import Turned, drawn, named, turning
-from helpers.families.family_cases import roundtrip, scattered
 from jax_attn.families import family_of
 from jax_attn.families.llama import LLAMA
 from jax_attn.families.traits import RotaryTraits
@@ -140,14 +139,6 @@ def test_a_mistake_is_seen(mistake):
 
 
 # --- whole files ----------------------------------------------------------------------------------
-
-
-def test_a_file_whose_head_is_tied_goes_there_and_back(tmp_path):
-    """Other files in models/test_whole_models.py and test_untrained_models.py."""
-    config = transformers.Qwen3Config(**SIZES, tie_word_embeddings=True)
-    model = scattered(transformers.Qwen3ForCausalLM(config))
-    tied = {"lm_head.weight": "tied to model.embed_tokens.weight"}
-    assert roundtrip(model, tmp_path) == tied
 
 
 def test_a_key_of_no_row_is_an_error():

@@ -16,7 +16,8 @@ from jax_attn.porting.port import parts
 from jax_attn.porting.port import shapes as port_shapes
 from jax_attn.porting.port.table import by_family
 from jax_attn.transfer import load_checkpoint
-from jax_attn.transfer.table import resolve
+from jax_attn.transfer.table.layout import moves_by_sizes
+from jax_attn.transfer.table.resolve import passed
 
 DECODER = PLAIN | {"is_decoder": True, "add_cross_attention": True}
 ELECTRA = PLAIN | {"embedding_size": 13}
@@ -81,8 +82,8 @@ def test_of_a_whole_model_nothing_is_missing_on_either_side(name):
     config, shapes = held(name)
     family = family_of(config)
     layout = family.model(config, shapes)
-    passed = [item.key for item in layout.passed_over]
-    taken = {key: shape for key, shape in shapes.items() if key not in passed}
+    skipped = [item.key for item in layout.passed_over]
+    taken = {key: shape for key, shape in shapes.items() if key not in skipped}
     sizes = by_family(family, config, shapes).blocks[0][1].sizes
     paths = [*layout.shapes(taken, sizes)]
     assert missing(config, [*shapes]) == {}
@@ -94,14 +95,13 @@ def test_of_a_whole_model_nothing_is_missing_on_either_side(name):
 def test_of_a_whole_model_every_width_is_known_and_none_is_wrong(name):
     config, shapes = held(name)
     table = by_family(family_of(config), config, shapes)
-    passed = resolve.passed(table.layout.passed_over, shapes)
-    taken = {key: shape for key, shape in shapes.items() if key not in passed}
+    skipped = passed(table.layout.passed_over, shapes)
+    taken = {key: shape for key, shape in shapes.items() if key not in skipped}
     paths = table.layout.shapes(taken, table.sizes)
     traits = table.blocks[0][1]
 
     def said(key, shape):
-        changed = table.layout.shapes({**taken, key: shape}, table.sizes)
-        moves, _ = resolve.for_loading(table.layout.groups, (), {**taken, key: shape}, changed)
+        moves = moves_by_sizes(table.layout, {**taken, key: shape}, table.sizes)
         wrong = port_shapes.wrong_axes(moves, traits, config, "keys")
         return {problem.name for problem in wrong}
 

@@ -6,19 +6,19 @@ from torch.optim import AdamW, lr_scheduler
 
 from jax_attn import parity
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.porting.verify.pair import Pair
+from jax_attn.porting.verify.model_pair import ModelPair
 
 B, T, BATCHES, STEPS, WARM_UP = 3, 7, 2, 4, 3
 
 
-def batches(pair: Pair) -> list[dict[str, np.ndarray]]:
+def batches(pair: ModelPair) -> list[dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     names = "tokens", "target"
     vocab_size = pair.traits.embedding.vocab_size
     return [{k: rng.integers(1, vocab_size, (B, T)) for k in names} for _ in range(BATCHES)]
 
 
-def trained(pair: Pair) -> parity.Result:
+def trained(pair: ModelPair) -> parity.Result:
     return parity.check_training(
         pair.reference,
         pair.port,

@@ -30,7 +30,7 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
-from jax_attn.porting.verify.pair import _groups
+from jax_attn.porting.verify.model_pair import _groups
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.table import resolve
 

@@ -16,7 +16,7 @@ from jax_attn.bench.workload import PairError
 from jax_attn.environment import install_line, version
 from jax_attn.models.inputs import longest
 from jax_attn.parity.judge.result import Result
-from jax_attn.porting.verify.pair import logits_of
+from jax_attn.porting.verify.model_pair import logits_of
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.files.port_folder import read_config
 
@@ -35,13 +35,13 @@ def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
     """
     if version("transformers") is None:
         raise PairError(f"a checkpoint's reference is transformers: {install_line('hf')}")
-    from jax_attn.porting.verify import pair as whole
+    from jax_attn.porting.verify import model_pair as whole
 
     config = read_config(path)
     if config is None:
         raise PairError(f"{path}: expected a config.json beside the tensors, got none")
     try:
-        models = whole.Pair.of(path, config, "float32")
+        models = whole.ModelPair.of(path, config, "float32")
     except TransferError as error:
         raise PairError(str(error)) from error
     reference: Any = models.reference

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax_attn.families import Config, family_of, model_problems
-from jax_attn.families.family import Family, Place, other_layers
+from jax_attn.families.family import Family, Prefixes, other_layers
 from jax_attn.families.traits import Traits
 from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.porting.inspect.discover import Block, UnreadBlock, discover
@@ -20,8 +20,7 @@ from jax_attn.porting.port.plan import reached
 from jax_attn.porting.port.shapes import wrong_heads, wrong_widths
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.problems import Problem, TransferError
-from jax_attn.transfer.table import resolve
-from jax_attn.transfer.table.layout import Layout
+from jax_attn.transfer.table.layout import Layout, moves_by_sizes
 from jax_attn.transfer.table.rows import bindings
 
 Specs = Mapping[str, Spec]
@@ -149,7 +148,7 @@ def _blocks_of_family(
 
 
 def _block_at(
-    place: Place, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
+    place: Prefixes, traits: Traits, table: Layout, specs: Specs, hidden: Sequence[str]
 ) -> tuple[Attention, list[Problem]]:
     """Return one block, and where the file differs from its traits.
 
@@ -158,10 +157,8 @@ def _block_at(
     """
     patterns = [*table.torch_keys(), *(item.key for item in table.passed_over)]
     keys = {key: spec for key, spec in specs.items() if bindings(patterns, [key])}
-    passed_over = resolve.passed(table.passed_over, keys)
-    shapes = {key: spec.shape for key, spec in keys.items() if key not in passed_over}
-    paths = table.shapes(shapes, traits.sizes)
-    moves, _ = resolve.for_loading(table.groups, table.refusals, shapes, paths)
+    moves = moves_by_sizes(table, {key: spec.shape for key, spec in keys.items()}, traits.sizes)
+    paths = [path for move in moves for path in move.row.paths]
     problems = [*wrong_heads(moves, traits.sizes)]
     problems += incomplete([(place, traits)], [*paths, *reached(table, hidden)])
     problems += wrong_widths(moves, [(place, traits)])

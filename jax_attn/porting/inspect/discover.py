@@ -137,8 +137,8 @@ def _spelled_blocks(specs: Specs) -> Iterator[Block]:
 
 
 def _spelled_at(prefix: str, specs: Specs, spelling: Spelling) -> Iterator[Block]:
-    weights = [_under(prefix, name) for name in spelling.weights]
-    outs = [_under(prefix, f"{out}.weight") for out in spelling.outs]
+    weights = [under(prefix, name) for name in spelling.weights]
+    outs = [under(prefix, f"{out}.weight") for out in spelling.outs]
     present = [key for key in weights if key in specs]
     present_outs = [key for key in outs if key in specs]
     if present != weights:
@@ -148,7 +148,7 @@ def _spelled_at(prefix: str, specs: Specs, spelling: Spelling) -> Iterator[Block
         reason = f"no output projection: expected one of {', '.join(outs)}"
         yield _unread(specs, prefix, present, reason)
     else:
-        biases = [_under(prefix, name) for name in spelling.biases]
+        biases = [under(prefix, name) for name in spelling.biases]
         for out in present_outs:
             try:
                 yield _block(specs, prefix, weights, biases, out)
@@ -160,7 +160,7 @@ def _undecided(specs: Specs) -> Iterator[UnreadBlock]:
     for name, why in UNDECIDED.items():
         for suffix in (f"{name}.weight", name):
             for prefix in _prefixes(specs, suffix):
-                key = _under(prefix, suffix)
+                key = under(prefix, suffix)
                 yield _unread(specs, prefix, [key], f"{key} {list(specs[key].shape)} {why}")
 
 
@@ -243,7 +243,7 @@ def _rows(kind: str, keys: list[str], counts: list[int]) -> dict[str, Projection
 
 def _learned(specs: Specs, prefix: str, width: int) -> dict[str, ProjectionRows]:
     """Return torch's bias_k and bias_v (1, 1, K·H), if both are present."""
-    keys = {name: _under(prefix, name) for name in ("bias_k", "bias_v")}
+    keys = {name: under(prefix, name) for name in ("bias_k", "bias_v")}
     if not all(key in specs and specs[key].shape == (1, 1, width) for key in keys.values()):
         return {}
     return {name: ProjectionRows(key, 0, 1) for name, key in keys.items()}
@@ -281,7 +281,7 @@ def _unread(specs: Specs, prefix: str, keys: list[str], reason: str) -> UnreadBl
 
 
 def _beside(specs: Specs, prefix: str, keys: Iterable[str]) -> tuple[str, ...]:
-    start, own = _under(prefix, ""), set(keys)
+    start, own = under(prefix, ""), set(keys)
     below = [k.removeprefix(start) for k in specs if k.startswith(start) and k not in own]
     return tuple(key for key in below if key.count(".") < _NEAR)
 
@@ -293,7 +293,8 @@ def _prefixes(specs: Specs, name: str) -> list[str]:
     return [key.removesuffix(name).removesuffix(".") for key in whole]
 
 
-def _under(prefix: str, name: str) -> str:
+def under(prefix: str, name: str) -> str:
+    """Return a name after a prefix, "" for none."""
     return f"{prefix}.{name}" if prefix else name
 
 

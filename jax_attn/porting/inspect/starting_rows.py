@@ -4,11 +4,10 @@ What names and shapes do not determine is a question, with every answer that the
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jax_attn.porting.inspect.discover import Block, UnreadBlock
+from jax_attn.porting.inspect.discover import AttentionBlock, Block, UnreadBlock, under
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.table.rows import Row
 from jax_attn.transfer.table.spellings import OTHERWISE_PACKED, SPELLINGS, UNORDERED
@@ -57,19 +56,37 @@ class Entry:
 
 # --- attention ----------------------------------------------------------------------------------
 
-_ROLES = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 _OUTPUTS = sorted({"c_proj", *(out for spelling in SPELLINGS for out in spelling.outs)})
-_LEAVES = {"weight": "kernel", "bias": "bias"}
-_STEPS: dict[str, tuple[Step, ...]] = {
-    "q.weight": (linear, heads),
-    "o.weight": (linear, heads_in),
-    "q.bias": (heads,),
-    "o.bias": (),
+_PARTS: dict[str, tuple[str, tuple[Step, ...]]] = {
+    "q.weight": ("q_proj.kernel", (linear, heads)),
+    "k.weight": ("k_proj.kernel", (linear, heads)),
+    "v.weight": ("v_proj.kernel", (linear, heads)),
+    "o.weight": ("out_proj.kernel", (linear, heads_in)),
+    "q.bias": ("q_proj.bias", (heads,)),
+    "k.bias": ("k_proj.bias", (heads,)),
+    "v.bias": ("v_proj.bias", (heads,)),
+    "o.bias": ("out_proj.bias", ()),
+    "bias_k": ("bias_k", (squeezed, heads)),
+    "bias_v": ("bias_v", (squeezed, heads)),
 }
-_STEPS |= {f"{role}.{leaf}": _STEPS[f"q.{leaf}"] for role in "kv" for leaf in _LEAVES}
-_PACKED: dict[str, tuple[Step, ...]] = {"weight": (packed, linear, heads), "bias": (packed, heads)}
+"""A part of a block, as `AttentionBlock.rows` names it -> its Flax path, and the steps to it."""
 _CODEGEN = in_parts(4)
 _FLAT = "kept flat: its heads are not known, or differ in size within the file"
+
+
+def rows_of(block: AttentionBlock, prefix: str = "") -> list[Row]:
+    """Return the rows between the block's own keys and its attention module at this Flax prefix."""
+    parts_of: dict[str, list[str]] = {}
+    for part, at in block.rows.items():
+        parts_of.setdefault(at.key, []).append(part)
+    return [
+        _row(prefix, key, parts, (packed,) * (len(parts) > 1) + _PARTS[parts[0]][1])
+        for key, parts in parts_of.items()
+    ]
+
+
+def _row(prefix: str, key: str, parts: Iterable[str], steps: tuple[Step, ...]) -> Row:
+    return Row((key,), tuple(under(prefix, _PARTS[part][0]) for part in parts), steps)
 
 
 def of_attention(block: Block, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
@@ -77,28 +94,9 @@ def of_attention(block: Block, specs: Specs, sizes: Sizes | None) -> Iterator[En
     if isinstance(block, UnreadBlock):
         yield from _of_packing(block, specs, sizes)
         return
-    by_key: dict[str, list[str]] = defaultdict(list)
-    for role, rows in block.rows.items():
-        if rows.key in specs:
-            by_key[rows.key].append(role)
-    for key, roles in by_key.items():
-        first, *others = roles
-        if first.startswith("bias_"):
-            yield _fitting(
-                Row((key,), (_under(block.prefix, first),), (squeezed, heads)), specs, sizes
-            )
-        elif others:
-            leaf = first.partition(".")[2]
-            yield _fitting(_together(block.prefix, key, leaf, _PACKED[leaf]), specs, sizes)
-        else:
-            role, _, leaf = first.partition(".")
-            path = _under(block.prefix, f"{_ROLES[role]}.{_LEAVES[leaf]}")
-            yield _fitting(Row((key,), (path,), _STEPS[first]), specs, sizes)
-
-
-def _together(prefix: str, key: str, leaf: str, steps: tuple[Step, ...], roles: str = "qkv") -> Row:
-    paths = tuple(_under(prefix, f"{_ROLES[role]}.{_LEAVES[leaf]}") for role in roles)
-    return Row((key,), paths, steps)
+    for r in rows_of(block, block.prefix):
+        if r.keys[0] in specs:
+            yield _fitting(r, specs, sizes)
 
 
 def _fitting(r: Row, specs: Specs, sizes: Sizes | None) -> Entry:
@@ -153,7 +151,8 @@ def _of_packing(block: UnreadBlock, specs: Specs, sizes: Sizes | None) -> Iterat
         for words, roles, steps in ways:
             by_leaf = dict(zip(keys, steps, strict=True))
             rows = tuple(
-                _together(prefix, keys[leaf], leaf, by_leaf[leaf], roles) for leaf in there
+                _row(prefix, keys[leaf], [f"{role}.{leaf}" for role in roles], by_leaf[leaf])
+                for leaf in there
             )
             # The user who answers may know heads that no config names.
             if sizes is None or all(_fits(r, specs, sizes) for r in rows):
@@ -167,17 +166,16 @@ def _of_packing(block: UnreadBlock, specs: Specs, sizes: Sizes | None) -> Iterat
 
 def _of_output(prefix: str, specs: Specs, sizes: Sizes | None) -> Iterator[Entry]:
     """Yield the output projection's rows next to a packed one, if only one module can be it."""
-    modules = [_under(prefix, name) for name in _OUTPUTS]
+    modules = [under(prefix, name) for name in _OUTPUTS]
     there = [module for module in modules if f"{module}.weight" in specs]
     if len(there) != 1:
         return
     (module,) = there
     weight, bias = f"{module}.weight", f"{module}.bias"
     first: tuple[Step, ...] = () if _orientation(weight, specs) is False else (linear,)
-    path = _under(prefix, _ROLES["o"])
-    yield _fitting(Row((weight,), (f"{path}.kernel",), (*first, heads_in)), specs, sizes)
+    yield _fitting(_row(prefix, weight, ["o.weight"], (*first, heads_in)), specs, sizes)
     if bias in specs:
-        yield Entry((Row((bias,), (f"{path}.bias",), ()),))
+        yield Entry((_row(prefix, bias, ["o.bias"], ()),))
 
 
 # --- everything else ------------------------------------------------------------------------------
@@ -240,7 +238,3 @@ def _by_bias(module: str, specs: Specs) -> bool | None:
         return None
     first, second = (n == bias.shape[0] for n in weight.shape)
     return None if first == second else first
-
-
-def _under(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix else name

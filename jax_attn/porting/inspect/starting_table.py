@@ -18,13 +18,7 @@ from jax_attn.porting.port.table import by_layout
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.problems import TransferError, printable
 from jax_attn.transfer.proposal.folding import LayerItem, folded, marked
-from jax_attn.transfer.table.as_code import (
-    call_lines,
-    quoted,
-    row_arguments,
-    row_call,
-    step_names,
-)
+from jax_attn.transfer.table.as_code import call_lines, quoted, row_arguments, row_call, step_names
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import Row, bindings
 from jax_attn.transfer.table.steps import Sizes

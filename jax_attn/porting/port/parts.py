@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from typing import Literal
 
-from jax_attn.families.family import Place, gaps
+from jax_attn.families.family import Prefixes, gaps
 from jax_attn.families.traits import Traits
 from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.layout import Layout
@@ -58,7 +58,7 @@ def uneven(layout: Layout, names: Iterable[str], side: RowSide) -> Iterator[Prob
 def missing_parts(
     layout: Layout,
     beside: tuple[Layout, Set[str]],
-    blocks: Iterable[Place],
+    blocks: Iterable[Prefixes],
     names: Iterable[str],
     side: RowSide,
 ) -> Iterator[Problem]:
@@ -102,7 +102,9 @@ def missing_parts(
         yield Problem("missing", name, text, nearest(name, strays))
 
 
-def incomplete(blocks: Iterable[tuple[Place, Traits]], paths: Iterable[str]) -> Iterator[Problem]:
+def incomplete(
+    blocks: Iterable[tuple[Prefixes, Traits]], paths: Iterable[str]
+) -> Iterator[Problem]:
     """Report what an attention block lacks that its traits need, or has that they exclude."""
     paths = set(paths)
     for place, traits in blocks:

@@ -16,10 +16,10 @@ from jax_attn.porting.port.table import PortTable
 from jax_attn.transfer.arrays import Spec, Tensors, read, recast, specs
 from jax_attn.transfer.files.safetensors_file import DTYPE_OF_CODE
 from jax_attn.transfer.problems import Problem, TransferError, nearest
-from jax_attn.transfer.table import resolve
-from jax_attn.transfer.table.layout import Layout, untied
+from jax_attn.transfer.table.layout import Layout, moves_by_sizes, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
-from jax_attn.transfer.table.resolve import Move
+from jax_attn.transfer.table.reasons import problems_of
+from jax_attn.transfer.table.resolve import Move, passed, resolve
 from jax_attn.transfer.table.rows import Row, bindings, ignored
 from jax_attn.transfer.table.steps import Shape, Sizes
 
@@ -129,7 +129,7 @@ def plan_port(
     """
     described, unreadable = specs(source)
     layout, problems = _ignoring(table.layout, ignore, described)
-    passed_over = resolve.passed(layout.passed_over, described)
+    passed_over = passed(layout.passed_over, described)
     carried = {name: spec for name, spec in described.items() if name not in passed_over}
     hidden = [p for p in unreadable if p.name not in passed_over]
     names = [*carried, *(p.name for p in hidden)]
@@ -182,17 +182,17 @@ def _moves(
     table: PortTable, layout: Layout, shapes_by_name: Mapping[str, Shape], to: Side
 ) -> tuple[list[Move], list[Problem]]:
     if to == "torch":
-        return resolve.for_export(layout.groups, shapes_by_name)
+        moves, left = resolve(layout, None, shapes_by_name)
+        return moves, problems_of(left)
     steps = {step for r in _rows(layout) for step in r.steps}
     if table.sizes is None and not steps.isdisjoint(shapes.SIZED):
         text = "cannot be inferred from shapes"
         hint = "pass --num-heads and --head-dim, or put a config.json next to the checkpoint"
         return [], [Problem("missing", "num_heads, head_dim", text, hint)]
     try:
-        paths = layout.shapes(shapes_by_name, table.sizes or Sizes(1, 1, 1))
+        return moves_by_sizes(layout, shapes_by_name, table.sizes or Sizes(1, 1, 1)), []
     except TransferError as error:
         return [], error.problems
-    return resolve.for_loading(layout.groups, layout.refusals, shapes_by_name, paths)
 
 
 def _targets(
@@ -202,7 +202,7 @@ def _targets(
     targets: dict[str, Spec] = {}
     problems = []
     for move in moves:
-        names, before = getattr(move.row, _TO[to]), getattr(move.row, _FROM[to])
+        before = getattr(move.row, _FROM[to])
         held = {sources[name].dtype for name in before}
         dtypes = {dtype if dtype is not None and name in DTYPES else name for name in held}
         if len(dtypes) > 1:
@@ -211,8 +211,7 @@ def _targets(
                 Problem("wrong dtype", before[0], text, "pass --dtype to cast them all")
             )
             continue
-        after = move.path_shapes if to == "flax" else move.key_shapes
-        targets |= {name: Spec(shape, *dtypes) for name, shape in zip(names, after, strict=True)}
+        targets |= {name: Spec(s, *dtypes) for name, s in getattr(move, _TO[to]).items()}
     return targets, problems
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from jax_attn.families import Config, family_of
-from jax_attn.families.family import Place
+from jax_attn.families.family import Prefixes
 from jax_attn.families.traits import Traits
 from jax_attn.porting.port.parts import RowSide
 from jax_attn.transfer.problems import Problem, TransferError
@@ -79,7 +79,7 @@ _NAMES = {
 def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> Iterator[Problem]:
     """Report kernels and biases whose number of heads differs from `sizes`."""
     for move in moves:
-        for path, shape in zip(move.row.paths, move.path_shapes, strict=True):
+        for path, shape in move.paths.items():
             count = _head_count(move.row, shape)
             part = path.split(".")[-2] if "." in path else ""
             expected = [getattr(sizes, _HEADS[part])] if part in _HEADS else [*sizes[:2]]
@@ -90,7 +90,7 @@ def wrong_heads(moves: Iterable[Move], sizes: Sizes) -> Iterator[Problem]:
 
 
 def wrong_widths(
-    moves: Iterable[Move], blocks: Iterable[tuple[Place, Traits]]
+    moves: Iterable[Move], blocks: Iterable[tuple[Prefixes, Traits]]
 ) -> Iterator[Problem]:
     """Report kernels of a block whose width differs from the config's."""
     arrays = _by_path(moves, "keys")
@@ -160,7 +160,7 @@ def _by_path(moves: Iterable[Move], side: RowSide) -> dict[str, tuple[str, Shape
     return {
         path: (getattr(move.row, side)[0], shape)
         for move in moves
-        for path, shape in zip(move.row.paths, move.path_shapes, strict=True)
+        for path, shape in move.paths.items()
     }
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jax_attn.families import Config
 from jax_attn.families.config import SIZES, disagreements, reading
-from jax_attn.families.family import Family, Place
+from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import Traits
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.table.layout import Layout
@@ -24,7 +24,7 @@ class PortTable(NamedTuple):
 
     layout: Layout
     sizes: Sizes | None
-    blocks: tuple[tuple[Place, Traits], ...] = ()
+    blocks: tuple[tuple[Prefixes, Traits], ...] = ()
     config: Config = MappingProxyType({})
     beside: tuple[Layout, frozenset[str]] = (Layout(), frozenset())
 
@@ -63,13 +63,13 @@ def by_layout(layout: Layout, config: Config, heads: Mapping[str, int | None]) -
     return PortTable(layout, Sizes(N, K or N, H) if N and H else None)
 
 
-def _blocks_of_paths(family: Family, config: Config, paths: Iterable[str]) -> list[Place]:
+def _blocks_of_paths(family: Family, config: Config, paths: Iterable[str]) -> list[Prefixes]:
     """Return the blocks of a Flax side."""
     paths = list(paths)
-    places: dict[str, Place] = {}
+    places: dict[str, Prefixes] = {}
     for pattern in family.places:
         torch = ".".join(filter(None, (family.root(config, ()), pattern.torch)))
         for binding in bindings([f"{pattern.flax}.q_proj.kernel"], paths):
-            place = Place(*filled((torch, pattern.flax), binding))
+            place = Prefixes(*filled((torch, pattern.flax), binding))
             places.setdefault(place.flax, place)
     return [*places.values()]

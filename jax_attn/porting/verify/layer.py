@@ -39,7 +39,7 @@ class AttentionLayer:
     keys: key of its table -> key in the file, which may belong to another block. zeros: key ->
     shape of tensors that the file lacks, for which zeros are used. rows: (arrays by key) ->
     torch_ref's "gqa" state, without a table. layout: the table from the keys to our module. doubts:
-    what the model does in the block and the rebuild does not.
+    what the result does not cover, such as what the model does and the rebuild does not.
     """
 
     name: str
@@ -49,7 +49,7 @@ class AttentionLayer:
     rows: Callable[[Arrays], Arrays]
     layout: Layout
     zeros: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -162,7 +162,7 @@ def compare(layer: AttentionLayer, reference: torch.nn.Module, port: nnx.Module)
     return replace(
         result,
         name=layer.name,
-        doubts=(*result.doubts, *findings("beyond-rebuild", layer.doubts)),
+        doubts=(*result.doubts, *layer.doubts),
         notes=(*result.notes, *findings("about-checkpoint", layer.notes)),
         details={
             "design": "gqa",

@@ -12,8 +12,9 @@ from jax_attn.attention.checks import ArgumentError
 from jax_attn.dtypes import DTYPES
 from jax_attn.families import Config, family_of
 from jax_attn.families.config import disagreements
-from jax_attn.families.family import Family, Place, other_layers
+from jax_attn.families.family import Family, Prefixes, other_layers
 from jax_attn.families.traits import Traits
+from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.run.port import x64_for
 from jax_attn.porting.inspect.config import (
     KEYS_WITHOUT_BIAS,
@@ -23,13 +24,13 @@ from jax_attn.porting.inspect.config import (
     seen_from,
 )
 from jax_attn.porting.inspect.discover import AttentionBlock, UnreadBlock, discover
+from jax_attn.porting.inspect.starting_rows import rows_of
 from jax_attn.porting.verify import family_spellings, rebuild
 from jax_attn.porting.verify.layer import AttentionLayer, Surveyed, unmeasured
-from jax_attn.transfer import Layout, Problem, TransferError, plan, row
+from jax_attn.transfer import Layout, Problem, TransferError, plan
 from jax_attn.transfer.files.port_folder import LazyTensors
 from jax_attn.transfer.files.prefixes import Renamed, unwrapped
-from jax_attn.transfer.table.rows import Row
-from jax_attn.transfer.table.steps import Sizes, Step, heads, heads_in, linear, packed, squeezed
+from jax_attn.transfer.table.steps import Sizes
 
 Arrays = Mapping[str, np.ndarray]
 Options = Mapping[str, int | None]
@@ -62,14 +63,14 @@ def survey(
         blocks = [(place, family.traits(config, place.torch)) for place in places]
     except TransferError as error:
         # The family's table does not support this config; read the blocks by their names instead.
-        why = tuple(f"family {family.name}: {problem.text}" for problem in error.problems)
-        return _layers_by_spelling(checkpoint, config, options, why)
+        why = [f"family {family.name}: {problem.text}" for problem in error.problems]
+        return _layers_by_spelling(checkpoint, config, options, findings("beyond-rebuild", why))
     if blocks:
         return _layers_of_family(family, blocks, config, checkpoint, options)
     _, wrapped = unwrapped(checkpoint)
     reason = f"family {family.name}: none of its blocks is here"
     reason += f"; {wrapped[0].text}: {wrapped[0].name}" if wrapped else ""
-    return _layers_by_spelling(checkpoint, config, options, (reason,))
+    return _layers_by_spelling(checkpoint, config, options, findings("not-rebuilt", [reason]))
 
 
 def survey_port(source: LazyTensors, config: Config, sizes: Sizes | None) -> list[Surveyed]:
@@ -90,7 +91,7 @@ def survey_port(source: LazyTensors, config: Config, sizes: Sizes | None) -> lis
 
 def _layers_of_family(
     family: Family,
-    blocks: Sequence[tuple[Place, Traits]],
+    blocks: Sequence[tuple[Prefixes, Traits]],
     config: Config,
     checkpoint: LazyTensors,
     options: Options,
@@ -109,7 +110,7 @@ def _layers_of_family(
 
 
 def _family_layer(
-    family: Family, place: Place, traits: Traits, config: Config, checkpoint: LazyTensors
+    family: Family, place: Prefixes, traits: Traits, config: Config, checkpoint: LazyTensors
 ) -> Surveyed:
     prefix = place.torch
     layout = family.block(config).under(prefix, "").spelled_as(checkpoint)
@@ -123,7 +124,7 @@ def _family_layer(
     beside = [key.removeprefix(f"{prefix}.") for key in below if key not in keys]
     dtypes = sorted({checkpoint.describe(key).dtype for key in keys})
     notes = (STATEMENT, f"family {family.name}", *_note_beside(beside))
-    doubts = lacking({}, beside, traits.sizes.head_dim)
+    doubts = findings("beyond-rebuild", lacking({}, beside, traits.sizes.head_dim))
     if len(dtypes) > 1 or dtypes[0] not in DTYPES:
         text = f"not rebuilt: expected one of {', '.join(DTYPES)} for all of a block, got {dtypes}"
         return unmeasured(prefix, "unknown", doubts=(text, *doubts), notes=notes)
@@ -149,24 +150,11 @@ def _misfits(layer: AttentionLayer, checkpoint: LazyTensors) -> list[Problem]:
 
 # --- by their names -----------------------------------------------------------------------------
 
-# torch_ref's name of a weight or bias -> the Flax path and the steps from torch's rows to it
-_ROWS: dict[str, tuple[str, tuple[Step, ...]]] = {
-    "q.weight": ("q_proj.kernel", (linear, heads)),
-    "k.weight": ("k_proj.kernel", (linear, heads)),
-    "v.weight": ("v_proj.kernel", (linear, heads)),
-    "o.weight": ("out_proj.kernel", (linear, heads_in)),
-    "q.bias": ("q_proj.bias", (heads,)),
-    "k.bias": ("k_proj.bias", (heads,)),
-    "v.bias": ("v_proj.bias", (heads,)),
-    "o.bias": ("out_proj.bias", ()),
-    "bias_k": ("bias_k", (squeezed, heads)),
-    "bias_v": ("bias_v", (squeezed, heads)),
-}
 _PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
 
 
 def _layers_by_spelling(
-    checkpoint: LazyTensors, config: Config, options: Options, why: tuple[str, ...]
+    checkpoint: LazyTensors, config: Config, options: Options, why: tuple[Finding, ...]
 ) -> list[Surveyed]:
     """Return the layers found by their names, and a Result for each block that is not rebuilt.
 
@@ -199,7 +187,7 @@ def _spelled_layer(
     block: AttentionBlock,
     seen: Config,
     options: Options,
-    why: tuple[str, ...],
+    why: tuple[Finding, ...],
     notes: tuple[str, ...],
 ) -> AttentionLayer:
     """Return the layer of a block. seen: the config as seen from it; why, notes: for all blocks."""
@@ -221,6 +209,7 @@ def _spelled_layer(
         for key in zeros
         if key not in by_design
     )
+    lacks = lacking(seen, block.beside, sizes.head_dim)
     none = tuple(f"{key}: the model has none; using zeros" for key in zeros if key in by_design)
 
     def rows(arrays: Arrays) -> Arrays:
@@ -231,25 +220,13 @@ def _spelled_layer(
             state[own_name] = arrays[at.key][at.start : at.stop]
         return state
 
+    table = Layout(*rows_of(block))
     return AttentionLayer(
-        *(block.name, {key: key for key in block.keys}, block.dtype, traits, rows, table(block)),
+        *(block.name, {key: key for key in block.keys}, block.dtype, traits, rows, table),
         zeros=zeros,
-        doubts=(*why, *lacking(seen, block.beside, sizes.head_dim), *missing),
+        doubts=(*why, *findings("beyond-rebuild", (*lacks, *missing))),
         notes=(*notes, *none, *_note_packed(block), *_note_beside(block.beside)),
     )
-
-
-def table(block: AttentionBlock) -> Layout:
-    """Return the transfer table between the block's own keys and the Flax module."""
-    names_of: dict[str, list[str]] = {}
-    for name, at in block.rows.items():
-        names_of.setdefault(at.key, []).append(name)
-    return Layout(*(_row(key, names) for key, names in names_of.items()))
-
-
-def _row(key: str, names: list[str]) -> Row:
-    paths, steps = [_ROWS[name][0] for name in names], _ROWS[names[0]][1]
-    return row(key, paths, *steps) if len(names) == 1 else row(key, paths, packed, *steps)
 
 
 def _note_packed(block: AttentionBlock) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.torch_settings import one_thread
 from jax_attn.porting.verify import cut as cutting
 from jax_attn.porting.verify.layer import unmeasured
-from jax_attn.porting.verify.pair import PART, Pair
+from jax_attn.porting.verify.model_pair import PART, ModelPair
 from jax_attn.transfer import TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs
 
@@ -100,7 +100,7 @@ def _verified(
         return unmeasured(name, dtype, doubts=(doubt,))
     gc.collect()  # the previous check's models are in reference cycles
     _expect_memory(path, part)
-    pair = Pair.of(path, config, dtype)
+    pair = ModelPair.of(path, config, dtype)
     result = pair.check(part, explain=explain)
     shape = pair.inputs["tokens"].shape
     notes = _notes(pair, subject, traits or pair.traits, shape[1])
@@ -132,7 +132,7 @@ def _expect_memory(path: Path, part: int) -> None:
         raise MemoryError(f"this check takes about {have}")
 
 
-def _notes(pair: Pair, subject: str, traits: ModelTraits, T: int) -> Iterator[str]:
+def _notes(pair: ModelPair, subject: str, traits: ModelTraits, T: int) -> Iterator[str]:
     """Yield what the verdict covers, in a sentence, and which parts of the file it does not."""
     import transformers
 

@@ -1,7 +1,7 @@
-"""Tensors under other keys: a prefix stripped, or the prefixes of wrappers recognised."""
+"""Tensors under other keys: a prefix stripped, or the names of wrappers recognised."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from jax_attn.transfer.arrays import LazyMapping, Spec, Tensors, describe, read
@@ -9,6 +9,9 @@ from jax_attn.transfer.problems import Problem, nearest
 from jax_attn.transfer.table.reasons import WRAPPERS
 
 T = TypeVar("T", bound=Mapping[str, Any])
+
+_ROOT = "module"
+"""A wrapper's name that models use for parts of their own, too."""
 
 
 class Renamed(LazyMapping[Any]):
@@ -35,45 +38,57 @@ class Renamed(LazyMapping[Any]):
 def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
     """Remove `prefix` from the keys that begin with it; return the same tensors and the problems.
 
-    prefix: with or without the trailing dot; "" for none.
+    prefix: with or without the trailing dot; "" for none. Names of wrappers are removed in any
+    order, and from anywhere in a key.
     """
     if not prefix:
         return tensors, []
     dotted = f"{prefix.removesuffix('.')}."
-    if not any(key.startswith(dotted) for key in tensors):
+    wrappers = dotted.split(".")[:-1]
+    if WRAPPERS.keys() >= {*wrappers}:
+        names = [_bare(key, wrappers) for key in tensors]
+    else:
+        names = [key.removeprefix(dotted) for key in tensors]
+    if names == list(tensors):
         firsts = {f"{key.partition('.')[0]}." for key in tensors}
         text = "expected keys that begin with this prefix, but there are none"
         return tensors, [Problem("missing", dotted, text, nearest(dotted, firsts))]
-    names = [key.removeprefix(dotted) for key in tensors]
+    counts = Counter(names)
     problems = [
-        Problem("doubly written", name, f"{name!r} and {dotted + name!r} both exist")
-        for name, count in Counter(names).items()
-        if count > 1
+        Problem("doubly written", name, f"{name!r} and {key!r} both exist")
+        for name, key in zip(names, tensors, strict=True)
+        if counts[name] > 1 and name != key
     ]
     return Renamed(tensors, dict(zip(names, tensors, strict=True))), problems
 
 
 def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", list[Problem]]:
-    """Remove the prefixes of wrappers; return the same tensors, and a problem if there were any.
+    """Remove the names of wrappers; return the same tensors, and a problem if there were any.
 
     It is a problem because the caller did not ask for it. known: patterns of a table's keys; a
-    prefix that begins one of them belongs to the table.
+    wrapper's name that one of them has belongs to the table.
     """
-    own = {pattern.partition(".")[0] for pattern in known}
-    names, prefix = {key: key for key in tensors}, ""
-    authors: list[str] = []
-    while wrappers := [
-        wrapper
-        for wrapper in WRAPPERS
-        if wrapper not in own and any(name.startswith(f"{wrapper}.") for name in names.values())
-    ]:
-        prefix += f"{wrappers[0]}."
-        authors.append(WRAPPERS[wrappers[0]])
-        names = {key: name.removeprefix(f"{wrappers[0]}.") for key, name in names.items()}
-    if not prefix:
+    patterns = [pattern.split(".") for pattern in known]
+    inside = {part for _, *rest in patterns for part in rest if part != _ROOT}
+    own = inside | {first for first, *_ in patterns}
+    wrappers = [wrapper for wrapper in WRAPPERS if wrapper not in own]
+    names = {key: _bare(key, wrappers) for key in tensors}
+    changed = [key for key, name in names.items() if key != name]
+    if not changed:
         return tensors, []
-    count = sum(key != name for key, name in names.items())
-    text = f"{' and '.join(authors)} added this prefix to {count} of {len(names)} keys"
-    view = Renamed(tensors, {name: key for key, name in names.items()})
+    removed = Counter(part for key in changed for part in key.split("."))
+    removed -= Counter(part for key in changed for part in names[key].split("."))
+    prefix = "".join(f"{wrapper}." for wrapper in removed)
+    authors = " and ".join(WRAPPERS[wrapper] for wrapper in removed)
+    text = f"{authors} added this to {len(changed)} of {len(names)} keys"
     hint = f"strip it: jax-attn port IN OUT --to flax --strip {prefix}; models.load reads OUT"
+    view = Renamed(tensors, {name: key for key, name in names.items()})
     return view, [Problem("unexpected", prefix, text, hint)]
+
+
+def _bare(key: str, wrappers: Collection[str]) -> str:
+    """Return a key without the names of these wrappers; "module" is one only where a key begins."""
+    parts = [part for part in key.split(".") if part == _ROOT or part not in wrappers]
+    while _ROOT in wrappers and parts[:1] == [_ROOT]:
+        del parts[0]
+    return ".".join(parts)

@@ -1,8 +1,10 @@
 """Loading and exporting NNX modules through tables, and plans of what a load would do."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product, takewhile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,14 +12,15 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.transfer.arrays import Spec, Tensors, describe, expect_mapping, read, specs
+from jax_attn.transfer.files.checkpoint import Checkpoint
+from jax_attn.transfer.files.port_folder import read_again, side_of
 from jax_attn.transfer.nnx.placement import bytes_per_device, place, unplaceable
 from jax_attn.transfer.problems import Problem, TransferError, listed, printable
-from jax_attn.transfer.table import resolve
 from jax_attn.transfer.table.layout import LAYOUT_HINT, Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
-from jax_attn.transfer.table.reasons import put_there
-from jax_attn.transfer.table.resolve import Move
-from jax_attn.transfer.table.rows import Row, regex
+from jax_attn.transfer.table.reasons import problems_of, put_there
+from jax_attn.transfer.table.resolve import Leftovers, Move, passed, resolve, unused
+from jax_attn.transfer.table.rows import Row, regex, row
 from jax_attn.transfer.table.steps import Shape
 
 
@@ -46,36 +49,39 @@ def carried(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, Any]:
     return _arrays(_variables(module, layout))
 
 
-def _arrays(variables: Iterable[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
-    arrays: dict[str, Any] = {}
-    for path, variable in variables:
-        dotted = spelled(path)
-        if dotted in arrays:
-            raise ValueError(f"module: two parameters have the path {dotted!r}")
-        arrays[dotted] = variable.get_value() if isinstance(variable, nnx.Variable) else variable
-    return arrays
+_Variables = dict[str, tuple[tuple[Any, ...], Any]]
+"""Dotted path -> path in the state, and the variable there; in a pure state, the array."""
 
 
-def _variables(
-    module: nnx.Pytree | nnx.State, layout: Layout | None = None
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield path and variable of every nnx.Param, and of other variables that `layout` names.
-
-    For a pure state, yield path and array.
-    """
+def _variables(module: nnx.Pytree | nnx.State, layout: Layout | None = None) -> _Variables:
+    """Return every nnx.Param, and the other variables that `layout` names."""
     if not isinstance(module, nnx.Pytree | nnx.State):
         kind = type(module).__name__
         raise TypeError(f"module: expected an nnx.Module or an nnx.State, got {kind}")
     named = [regex(pattern) for pattern in layout.flax_paths()] if layout else []
     state = module if isinstance(module, nnx.State) else nnx.state(module)
+    variables: _Variables = {}
     for path, leaf in nnx.to_flat_state(state):
+        dotted = spelled(path)
         if not isinstance(leaf, nnx.Variable):
             takes = state is module
         else:
-            dotted = spelled(path)
-            takes = isinstance(leaf, nnx.Param) or any(row.fullmatch(dotted) for row in named)
-        if takes:
-            yield path, leaf
+            takes = isinstance(leaf, nnx.Param) or any(
+                pattern.fullmatch(dotted) for pattern in named
+            )
+        if not takes:
+            continue
+        if dotted in variables:
+            raise ValueError(f"module: two parameters have the path {dotted!r}")
+        variables[dotted] = path, leaf
+    return variables
+
+
+def _arrays(variables: _Variables) -> dict[str, Any]:
+    return {
+        dotted: leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+        for dotted, (_, leaf) in variables.items()
+    }
 
 
 def spelled(path: tuple[Any, ...]) -> str:
@@ -137,39 +143,43 @@ def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Pl
       TypeError: arguments of the wrong kind.
     """
     check_layout(layout)
+    return _planned(carried(module, layout), tensors, layout)
+
+
+def _planned(arrays: Mapping[str, Any], tensors: Tensors, layout: Layout) -> Plan:
+    """Return the plan for the arrays of a module."""
     expect_mapping(tensors)
-    arrays = carried(module, layout)
     paths, problems = _described(arrays)
     keys, unreadable = specs(tensors)
     problems += unreadable
-    unknown = {problem.name for problem in problems}  # already reported
-    passed_over = resolve.passed(layout.passed_over, keys)
-    path_shapes = {path: spec.shape for path, spec in paths.items()}
-    key_shapes = {key: spec.shape for key, spec in keys.items()}
-    carried_shapes = {key: a for key, a in key_shapes.items() if key not in passed_over}
-    table = layout.groups, layout.refusals
-    moves, misfits = resolve.for_loading(*table, carried_shapes, path_shapes)
-    if misfits and (lacking := _lacking_prefix(layout, key_shapes, path_shapes)):
-        misfits = lacking
-    misfits += [problem for move in moves for problem in _wrong_dtypes(move, keys, paths)]
-    problems += [p for p in misfits + untied(layout, tensors) if p.name not in unknown]
+    reported = {problem.name for problem in problems}
+    key_shapes, path_shapes = _shapes(keys), _shapes(paths)
+    moves, left = resolve(layout, key_shapes, path_shapes)
+    misfits = [p for move in moves for p in _wrong_dtypes(move, keys, paths)]
+    misfits += untied(layout, tensors)
+    if left:
+        misfits = [*_why_left(left, layout, key_shapes, path_shapes), *misfits]
+    problems += [problem for problem in misfits if problem.name not in reported]
     problems += _narrowed(paths) + unplaceable(arrays)
     if not paths and not problems:
         problems.append(Problem("missing", "module", "expected at least one nnx.Param, got none"))
-    unused = resolve.unused(layout.groups, keys, paths)
-    per_device = None if problems else bytes_per_device(arrays)
-    return Plan(moves, keys, paths, problems, passed_over, unused, per_device)
+    return Plan(
+        *(moves, keys, paths, problems, passed(layout.passed_over, keys)),
+        unused(layout.groups, keys, paths),
+        per_device=None if problems else bytes_per_device(arrays),
+    )
 
 
-def _lacking_prefix(
-    layout: Layout, keys: Mapping[str, Shape], paths: Mapping[str, Shape]
+def _shapes(described: Mapping[str, Spec]) -> dict[str, Shape]:
+    return {name: spec.shape for name, spec in described.items()}
+
+
+def _why_left(
+    left: Leftovers, layout: Layout, keys: Mapping[str, Shape], paths: Mapping[str, Shape]
 ) -> list[Problem]:
-    """Return one problem in place of all, if the table fits once its names have prefixes."""
+    """Return the reasons, or one in place of all if the table fits once its names have prefixes."""
     for torch_prefix, flax_prefix in product({"", _stem(keys)}, {"", _stem(paths)}):
-        table = layout.under(torch_prefix, flax_prefix)
-        passed_over = resolve.passed(table.passed_over, keys)
-        read = {key: shape for key, shape in keys.items() if key not in passed_over}
-        moves, misfits = resolve.for_loading(table.groups, table.refusals, read, paths)
+        moves, misfits = resolve(layout.under(torch_prefix, flax_prefix), keys, paths)
         if moves and not misfits:
             lacking = " and ".join(
                 f"{side} begin with {prefix!r}"
@@ -179,7 +189,7 @@ def _lacking_prefix(
             text = f"the {lacking}{put_there(torch_prefix)}, but those of the table do not"
             hint = f'use layout.under("{torch_prefix}", "{flax_prefix}")'
             return [Problem("missing", torch_prefix or flax_prefix, text, hint)]
-    return []
+    return problems_of(left)
 
 
 def _stem(names: Iterable[str]) -> str:
@@ -217,21 +227,50 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
     """
     if isinstance(module, nnx.State):
         raise TypeError("module: expected an nnx.Module to write into, got an nnx.State")
-    planned = plan(module, tensors, layout)
+    check_layout(layout)
+    variables = _variables(module, layout)
+    arrays = _arrays(variables)
+    planned = _planned(arrays, tensors, layout)
     if planned.problems:
         raise TransferError("load, nothing written", planned.problems)
-    old = carried(module, layout)
     new: dict[str, jax.Array] = {}
     for move in planned.moves:
         # The tensors of one row are released before those of the next are read.
         sources = tuple(read(tensors, key) for key in move.row.keys)
-        arrays = move.carried("flax", sources, "load, nothing written")
-        new |= {p: place(a, old[p]) for p, a in zip(move.row.paths, arrays, strict=True)}
-        del sources, arrays
-    variables = _variables(module, layout)
-    replaced = [(path, variable.replace(new[spelled(path)])) for path, variable in variables]
+        targets = move.carried("flax", sources, "load, nothing written")
+        new |= {p: place(a, arrays[p]) for p, a in zip(move.row.paths, targets, strict=True)}
+        del sources, targets
+    replaced = [
+        (path, variable.replace(new[dotted])) for dotted, (path, variable) in variables.items()
+    ]
     nnx.update(module, nnx.from_flat_state(replaced))
     return planned
+
+
+def load_flax(module: nnx.Module, folder: str | Path) -> Plan:
+    """Write the arrays of a folder into an NNX module: every nnx.Param, or nothing.
+
+    Like `load`, but names and shapes are already the module's, not torch's.
+
+    Args:
+      module: the nnx.Module to write into; an abstract one becomes a real one.
+      folder: the output of `jax-attn port --to flax`.
+
+    Returns:
+      The `Plan` that was carried out.
+
+    Raises:
+      TransferError: every path that differs between the folder and the module, in name, shape or
+        dtype. The module is then unchanged.
+    """
+    folder = Path(folder)
+    if side_of(folder) == "torch":
+        text = "expected the Flax side of a checkpoint, got the torch side"
+        hint = "use transfer.load and a table"
+        raise TransferError("load_flax", [Problem("refused", str(folder), text, hint)])
+    tensors = read_again(folder)
+    with tensors if isinstance(tensors, Checkpoint) else nullcontext():
+        return load(module, tensors, Layout(*(row(path, path) for path in flatten(module))))
 
 
 def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarray]:
@@ -255,7 +294,7 @@ def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarr
     return {key: np.array(tensor, order="C") for key, tensor in layout.to_torch(arrays).items()}
 
 
-def _described(arrays: dict[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
+def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
     """Return shapes and dtypes by path, and a problem for each nnx.Param that holds no array."""
     paths, problems = {}, []
     for path, array in arrays.items():

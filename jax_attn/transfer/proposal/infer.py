@@ -68,7 +68,7 @@ class Proposal:
     @property
     def code(self) -> str:
         """Python code of the proposal, with comments on what is undecided."""
-        return as_code.program(self.layout, _comments(self))
+        return as_code.source(self.layout, _comments(self))
 
     def __str__(self) -> str:
         return self.code

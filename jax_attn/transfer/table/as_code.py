@@ -9,7 +9,7 @@ _WIDTH = 100
 _BREAK = ",\n         "  # between names of one argument; quoted names have no newline
 
 
-def program(layout: Layout, comments: Iterable[str]) -> str:
+def source(layout: Layout, comments: Iterable[str]) -> str:
     """Return the source of a module that defines `layout` as LAYOUT, followed by comments.
 
     layout: has only rows and ties, whose steps are `jax_attn.transfer`'s own.

@@ -8,15 +8,17 @@ import numpy as np
 
 from jax_attn.transfer.arrays import Tensors, as_numpy, read, same_bits
 from jax_attn.transfer.problems import Problem, TransferError, grid, nearest
-from jax_attn.transfer.table import resolve
-from jax_attn.transfer.table.resolve import Move
+from jax_attn.transfer.table.reasons import problems_of
+from jax_attn.transfer.table.resolve import Move, keys_of, paths_of, resolve
 from jax_attn.transfer.table.rows import (
     Either,
     Ignored,
     Refused,
     Row,
+    Table,
     bindings,
     either,
+    filled,
     ignored,
     regex,
     row,
@@ -37,7 +39,7 @@ def _renamed(dotted: str, names: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Layout:
+class Layout(Table):
     """A table that pairs torch keys with Flax paths; its items are rows or other layouts.
 
     For example::
@@ -50,10 +52,6 @@ class Layout:
 
     The table contains no sizes: they come from the module that is loaded or exported.
     """
-
-    groups: tuple[Either, ...]
-    refusals: tuple[Refused, ...]
-    passed_over: tuple[Ignored, ...]
 
     def __init__(self, *items: "Row | Either | Refused | Ignored | Layout") -> None:
         parts: list[Any] = []
@@ -131,18 +129,18 @@ class Layout:
         keys = list(keys)
 
         def used(group: Either) -> Either:
-            by_use = [a for a in group.alternatives if bindings(resolve.keys_of(a), keys)]
+            by_use = [a for a in group.alternatives if bindings(keys_of(a), keys)]
             return either(*(by_use or group.alternatives))
 
         return Layout(*map(used, self.groups), *self.refusals, *self.passed_over)
 
     def torch_keys(self) -> list[str]:
         """Return the torch keys of every row, with names in braces left open."""
-        return resolve.keys_of(self._rows())
+        return keys_of(self._rows())
 
     def flax_paths(self) -> list[str]:
         """Return the Flax paths of every row, with names in braces left open."""
-        return [path for r in self._rows() for path in r.paths]
+        return paths_of(self._rows())
 
     def row_of(self, torch_key: str) -> str:
         """Return the row for a torch key: "W_Q.weight -> q_proj.kernel [linear heads]".
@@ -164,11 +162,9 @@ class Layout:
         The arrays may share memory with `tensors`. Raises TransferError.
         """
         arrays = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
-        passed_over = resolve.passed(self.passed_over, arrays)
-        key_shapes = {key: array.shape for key, array in arrays.items() if key not in passed_over}
-        moves, problems = resolve.for_loading(self.groups, self.refusals, key_shapes, shapes)
-        problems += untied(self, arrays)
-        return _carried("to Flax", moves, arrays, problems)
+        key_shapes = {key: array.shape for key, array in arrays.items()}
+        moves, left = resolve(self, key_shapes, shapes)
+        return _carried("to Flax", moves, arrays, [*problems_of(left), *untied(self, arrays)])
 
     def shapes(self, keys: Mapping[str, Shape], sizes: Sizes) -> dict[str, Shape]:
         """Return the shapes of the Flax side, by dotted path, for use without a module.
@@ -177,12 +173,8 @@ class Layout:
         projections. Raises TransferError for keys that no row takes, rows that are only partly
         present, two alternatives at once, and shapes that a row's steps cannot take.
         """
-        passed_over = resolve.passed(self.passed_over, keys)
-        carried = {key: shape for key, shape in keys.items() if key not in passed_over}
-        shapes, problems = resolve.for_shapes(self.groups, self.refusals, carried, sizes)
-        if problems:
-            raise TransferError("the Flax side's shapes", problems)
-        return shapes
+        moves = moves_by_sizes(self, keys, sizes)
+        return {path: shape for move in moves for path, shape in move.paths.items()}
 
     def to_torch(self, arrays: Tensors) -> dict[str, np.ndarray]:
         """Convert Flax arrays to torch tensors, by key: parameters, or their gradients.
@@ -193,8 +185,8 @@ class Layout:
         """
         sources = {path: as_numpy(array, path) for path, array in arrays.items()}
         shapes = {path: array.shape for path, array in sources.items()}
-        moves, problems = resolve.for_export(self.groups, shapes)
-        return _carried("to torch", moves, sources, problems)
+        moves, left = resolve(self, None, shapes)
+        return _carried("to torch", moves, sources, problems_of(left))
 
     def _rows(self) -> list[Row]:
         return [r for group in self.groups for r in group.rows]
@@ -222,7 +214,7 @@ class Layout:
 
 
 def optional(*items: Row | Layout) -> Layout:
-    """Return a table for modules that may lack whole rows; `resolve.unused` ignores these."""
+    """Return a table for modules that may lack whole rows; `unused` ignores these."""
     whole = Layout(*items)
     groups = (
         either(*([replace(r, is_optional=True) for r in a] for a in group.alternatives))
@@ -254,11 +246,23 @@ def spellings(*layouts: Layout) -> Layout:
     )
 
 
+def moves_by_sizes(layout: Layout, keys: Mapping[str, Shape], sizes: Sizes) -> list[Move]:
+    """Return the rows that apply without a module; arguments and errors as for `Layout.shapes`."""
+    moves, left = resolve(layout, keys, None, sizes)
+    if left:
+        raise TransferError("the Flax side's shapes", problems_of(left))
+    return moves
+
+
 def untied(layout: Layout, tensors: Tensors) -> list[Problem]:
     """Report keys whose tensor differs from the one they are tied to, or that cannot be read."""
     keys = [key for key in tensors if isinstance(key, str)]
+    ties = [(item.key, item.same_as) for item in layout.passed_over if item.same_as]
+    pairs = (filled(tie, binding) for tie in ties for binding in bindings(tie[:1], keys))
     problems = []
-    for key, other in (tie for item in layout.passed_over for tie in resolve.ties(item, keys)):
+    for key, other in pairs:
+        if other not in keys:
+            continue
         try:
             if same_bits(read(tensors, key), read(tensors, other)):
                 continue

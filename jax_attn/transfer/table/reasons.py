@@ -1,14 +1,23 @@
-"""Reasons why rows of a table do not apply: each function reports one kind, with hints."""
+"""Reasons why a table leaves names over: one function for each kind, with hints.
+
+They take what `resolve` left over, and cost nothing if that is nothing.
+"""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jax_attn.transfer.problems import Problem, nearest
-from jax_attn.transfer.table.rows import Refused, Row, regex
-from jax_attn.transfer.table.steps import Shape, Shapes, heads, heads_in, linear
+from jax_attn.transfer.table.resolve import Leftovers, Names
+from jax_attn.transfer.table.rows import Row
+from jax_attn.transfer.table.steps import MisfitError, Shape, heads, heads_in, linear
 
-Names = Mapping[str, Shape]
-WRAPPERS = {"module": "torch.nn.DataParallel", "_orig_mod": "torch.compile"}
+WRAPPERS = {
+    "module": "torch.nn.DataParallel",
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "torch's checkpoint_wrapper",
+}
+"""Names that wrappers of modules add to keys -> the wrapper."""
 
 _HINTED = 10
 """Problems of one kind that get a hint: each compares a name with all others, which takes time."""
@@ -17,28 +26,31 @@ _KERNEL_STEPS = ((linear, heads), (linear, heads_in), (linear,))
 _OTHER_STEPS = ((), (heads,))
 
 
-def misshapen(r: Row, expected: Shapes, keys: Names, paths: Names) -> list[Problem]:
-    """Report tensors whose shapes differ from those that a row's arrays need."""
-    targets = " and ".join(f"{path} {list(paths[path])}" for path in r.paths)
-    problems = []
-    for key, shape in zip(r.keys, expected, strict=True):
-        if keys[key] == shape:
-            continue
-        other = mending_row(key, keys[key], {path: paths[path] for path in r.paths})
-        hint = f"these shapes would fit {other}" if other else ""
-        text = f"expected {list(shape)} for {targets}, got {list(keys[key])}"
-        problems.append(Problem("wrong shape", key, text, hint))
-    return problems
+def problems_of(left: Leftovers) -> list[Problem]:
+    """Return every reason why something is left over; none if nothing is."""
+    if not left:
+        return []
+    exports = left.sides.follows == "keys"
+    written, read = ("keys", "paths") if exports else ("paths", "keys")
+    return [
+        *(_ambiguous(used, left) for used in left.disputes),
+        *(*_doubled(left.rows, written, "writes"), *_doubled(left.rows, read, "reads")),
+        *(_partial(left) if exports else (*_missing(left), *_homeless(left))),
+        *_misfits(left),
+        *(Problem("refused", key, reason) for key, reason in left.refused.items()),
+        *_unexpected(left),
+        *(_unread(left) if exports else _unwritten(left)),
+    ]
 
 
-def ambiguous(there: Sequence[tuple[Row, ...]], keys: Names) -> Problem:
+def _ambiguous(used: Sequence[tuple[Row, ...]], left: Leftovers) -> Problem:
     """Report that the keys of several alternatives are present."""
-    sets = [[key for r in rows for key in r.keys if key in keys] for rows in there]
+    sets = [[k for r in rows for k in r.keys if k in left.sides.keys] for rows in used]
     text = f"expected the keys of one alternative, got {' and '.join(map(str, sets))}"
     return Problem("ambiguous", sets[0][0], text, "leave out all but one of these sets")
 
 
-def doubled(rows: Iterable[Row], side: str, verb: str) -> list[Problem]:
+def _doubled(rows: Iterable[Row], side: str, verb: str) -> list[Problem]:
     """Report names of one side, "keys" or "paths", that several rows have."""
     users: dict[str, list[Row]] = {}
     for r in rows:
@@ -51,21 +63,16 @@ def doubled(rows: Iterable[Row], side: str, verb: str) -> list[Problem]:
     ]
 
 
-def missing(
-    rows: Iterable[Row], keys: Names, paths: Names, strays: Names, instead: Mapping[str, str]
-) -> list[Problem]:
-    """Report keys that a row reads and that are absent.
-
-    instead: the keys that could replace each.
-    """
-    absent = [(r, key) for r in rows for key in r.keys if key not in keys]
+def _missing(left: Leftovers) -> list[Problem]:
+    """Report keys that a row reads and that are absent."""
+    keys, paths = left.sides.keys, left.sides.paths
     texts = []
-    for r, key in absent:
+    for r, key in ((each, key) for each in left.unmoved for key in each.keys if key not in keys):
         targets = " and ".join(f"{path} {[*paths[path]]}" for path in r.paths if path in paths)
         text = f"{r} needs it for {targets or r.paths}"
-        text += f"; {instead[key]} could replace it" if instead.get(key) else ""
+        text += f"; {left.instead[key]} could replace it" if left.instead.get(key) else ""
         texts.append((key, text))
-    return _hinted("missing", texts, lambda key: _missing_hint(key, strays))
+    return _hinted("missing", texts, lambda key: _missing_hint(key, left.strays[0]))
 
 
 def _missing_hint(key: str, strays: Names) -> str:
@@ -84,10 +91,13 @@ def put_there(prefix: str) -> str:
     return f" ({author} adds the prefix)" if author else ""
 
 
-def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
+def _homeless(left: Leftovers) -> list[Problem]:
     """Report keys that a row would carry to a path that the module lacks."""
+    keys, paths = left.sides.keys, left.sides.paths
+    if left.sides.follows == "paths":
+        return []
     problems: list[Problem] = []
-    for r in rows:
+    for r in left.unmoved:
         absent = [path for path in r.paths if path not in paths]
         for key in (key for key in r.keys if absent and key in keys):
             bias = all(path.endswith("bias") for path in absent)
@@ -98,48 +108,60 @@ def homeless(rows: Iterable[Row], keys: Names, paths: Names) -> list[Problem]:
     return problems
 
 
-def refused(
-    refusals: Iterable[Refused], keys: dict[str, Shape]
-) -> tuple[list[Problem], dict[str, Shape]]:
-    """Report keys that the table refuses; also return the other keys."""
-    reasons: dict[str, str] = {}
-    for refusal in refusals:
-        for key in filter(regex(refusal.key).fullmatch, keys):
-            reasons.setdefault(key, refusal.reason)
-    problems = [Problem("refused", key, reason) for key, reason in reasons.items()]
-    return problems, {key: shape for key, shape in keys.items() if key not in reasons}
+def _misfits(left: Leftovers) -> list[Problem]:
+    """Report shapes that a row's steps do not allow, or that differ from those that they need."""
+    sides, problems = left.sides, []
+    for r in filter(sides.have_all, left.unmoved):
+        try:
+            move = sides.move(r)
+        except MisfitError as misfit:
+            name = r.keys[0] if sides.follows == "paths" else r.paths[0]
+            problems.append(Problem("wrong shape", name, f"{r}: {misfit}"))
+            continue
+        targets = " and ".join(f"{path} {list(shape)}" for path, shape in move.paths.items())
+        for key, shape in move.keys.items():
+            if (got := sides.keys.get(key, shape)) != shape:
+                other = _mending_row(key, got, move.paths)
+                hint = f"these shapes would fit {other}" if other else ""
+                text = f"expected {list(shape)} for {targets}, got {list(got)}"
+                problems.append(Problem("wrong shape", key, text, hint))
+    return problems
 
 
-def unexpected(strays: Names, paths: Names, expected: Iterable[str]) -> list[Problem]:
+def _unexpected(left: Leftovers) -> list[Problem]:
     """Report keys that no row takes; hints name a row that would take them, or near keys."""
-    expected = sorted(expected)
+    keys, paths = left.strays
+    claimed = left.claimed[0]
+    expected = sorted(claimed - left.sides.keys.keys() or claimed)
 
     def hint(key: str) -> str:
-        mend = mending_row(key, strays[key], paths)
+        mend = _mending_row(key, keys[key], paths)
         return f"{mend} would take it" if mend else nearest(key, expected)
 
-    texts = [(key, f"no row takes it, {list(shape)}") for key, shape in strays.items()]
+    texts = [(key, f"no row takes it, {list(shape)}") for key, shape in keys.items()]
     return _hinted("unexpected", texts, hint)
 
 
-def unwritten(strays: Names, homeless: Iterable[str]) -> list[Problem]:
-    """Report paths that no row writes; homeless: absent paths that a row would write."""
+def _unwritten(left: Leftovers) -> list[Problem]:
+    """Report paths that no row writes."""
     text = "expected every nnx.Param to be written, but no row writes this one, "
-    texts = [(path, f"{text}{list(shape)}") for path, shape in strays.items()]
-    homeless = sorted(homeless)
+    texts = [(path, f"{text}{list(shape)}") for path, shape in left.strays[1].items()]
+    homeless = sorted(left.claimed[1] - left.sides.paths.keys())
     return _hinted("unwritten", texts, lambda path: nearest(path, homeless))
 
 
-def partial(absent: Iterable[tuple[Row, str]], strays: Iterable[str]) -> list[Problem]:
+def _partial(left: Leftovers) -> list[Problem]:
     """Report paths that the module lacks, although it has others of the same row."""
+    paths = left.sides.paths
+    absent = [(r, path) for r in left.unmoved for path in r.paths if path not in paths]
     texts = [(path, f"{r} needs it, but the module lacks it") for r, path in absent]
-    return _hinted("missing", texts, lambda path: nearest(path, strays))
+    return _hinted("missing", texts, lambda path: nearest(path, left.strays[1]))
 
 
-def unread(strays: Names, claimed: Iterable[str]) -> list[Problem]:
+def _unread(left: Leftovers) -> list[Problem]:
     """Report paths that no row reads."""
-    texts = [(path, f"no row reads it, {list(shape)}") for path, shape in strays.items()]
-    return _hinted("unexpected", texts, lambda path: nearest(path, claimed))
+    texts = [(path, f"no row reads it, {list(shape)}") for path, shape in left.strays[1].items()]
+    return _hinted("unexpected", texts, lambda path: nearest(path, left.claimed[1]))
 
 
 def _hinted(
@@ -152,7 +174,7 @@ def _hinted(
     ]
 
 
-def mending_row(key: str, shape: Shape, paths: Names) -> str:
+def _mending_row(key: str, shape: Shape, paths: Names) -> str:
     """Return the row that carries `key` to the path of matching shape and nearest name, or ''."""
     fits: dict[str, Row] = {}
     for path, path_shape in paths.items():

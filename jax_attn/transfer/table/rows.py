@@ -115,6 +115,18 @@ class Ignored:
     same_as: str = ""
 
 
+@dataclass(frozen=True, init=False)
+class Table:
+    """The rows of a table, in groups of alternatives, and the keys that it refuses or passes over.
+
+    `Layout` makes one.
+    """
+
+    groups: tuple[Either, ...]
+    refusals: tuple[Refused, ...]
+    passed_over: tuple[Ignored, ...]
+
+
 def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> Row:
     """Pair torch keys with Flax paths through steps, read from torch to Flax.
 

@@ -99,10 +99,6 @@ def _each(
     return Step(name, source, target, forward, backward)
 
 
-def _transposed(arrays: Arrays, shapes: Shapes) -> Arrays:
-    return tuple(array.T for array in arrays)
-
-
 def _reshaped(arrays: Arrays, shapes: Shapes) -> Arrays:
     return tuple(array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True))
 
@@ -113,8 +109,8 @@ def _moving(here: tuple[int, int], there: tuple[int, int]) -> Carry:
 
 linear = _each(
     "linear",
-    _transposed,
-    _transposed,
+    _moving((0, 1), (1, 0)),
+    _moving((1, 0), (0, 1)),
     _axes(2, "in, out", lambda s: s[::-1]),
     lambda H: _axes(2, "out, in", lambda s: s[::-1]),
 )

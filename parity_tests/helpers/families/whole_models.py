@@ -22,7 +22,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.parity.run.reference import Reference
-from jax_attn.porting.verify.whole import Pair
+from jax_attn.porting.verify.model_pair import ModelPair
 
 D, N, LAYERS = 32, 4, 2
 PLAIN = {
@@ -158,11 +158,11 @@ class SmallModel:
         return json.loads((self.folder / "config.json").read_text())
 
     @cached_property
-    def pair(self) -> Pair:
+    def pair(self) -> ModelPair:
         return self.of("float32")
 
-    def of(self, dtype: str) -> Pair:
-        return Pair.of(self.folder, self.config, dtype)
+    def of(self, dtype: str) -> ModelPair:
+        return ModelPair.of(self.folder, self.config, dtype)
 
     @cached_property
     def _inputs(self) -> Inputs:
@@ -222,7 +222,7 @@ def _outputs(model: Model, head: str, traits: ModelTraits) -> int:
     return next(a.shape[-1] for path, a in kernel.items() if path.startswith(f"{head}.kernel"))
 
 
-def assert_gradients(pair: Pair) -> Result:
+def assert_gradients(pair: ModelPair) -> Result:
     """All outputs, and the gradient of every parameter of transformers' model, pass.
 
     In bfloat16 some are too small beside rounding to have power, and a single row of tokens has no

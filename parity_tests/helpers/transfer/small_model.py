@@ -7,12 +7,7 @@ import torch
 from flax import nnx
 
 from jax_attn import transfer
-from jax_attn.transfer import (
-    EMBEDDING,
-    LAYER_NORM,
-    LINEAR,
-    TransferError,
-)
+from jax_attn.transfer import EMBEDDING, LAYER_NORM, LINEAR, TransferError
 
 N, K, H, D = 6, 3, 5, 30
 VOCAB, WIDE, NARROW, LAYERS = 11, 13, 7, 3

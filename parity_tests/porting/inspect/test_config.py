@@ -4,12 +4,7 @@ import json
 
 import pytest
 
-from jax_attn.porting.inspect.config import (
-    UnknownHeadsError,
-    head_counts,
-    lacking,
-    seen_from,
-)
+from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.porting.inspect.discover import discover
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.arrays import Spec

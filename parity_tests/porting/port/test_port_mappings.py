@@ -2,6 +2,7 @@
 names everything, and nothing is written.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,13 @@ def having(**more):
 
 def under(prefix):
     return lambda held: {f"{prefix}{key}": array for key, array in held.items()}
+
+
+def inside(wrappers):
+    """Wrappers around every layer, whose keys are `model.layers.0.….weight`."""
+    return lambda held: {
+        re.sub(r"(layers\.\d)", rf"\1.{wrappers}", key): array for key, array in held.items()
+    }
 
 
 def holding(key, *values):
@@ -94,7 +102,7 @@ BAD = {
         under("module."),
         said=(
             "1 problem",
-            "torch.nn.DataParallel added this prefix to 21 of 21",
+            "torch.nn.DataParallel added this to 21 of 21",
             "--strip module.",
         ),
     ),
@@ -102,6 +110,13 @@ BAD = {
         under("_orig_mod."), said=("1 problem", "torch.compile", "--strip _orig_mod.")
     ),
     "prefixes of both": Bad(under("module._orig_mod."), said=("--strip module._orig_mod.",)),
+    "a wrapper in each layer": Bad(
+        inside("_orig_mod"), said=("1 problem", "torch.compile", "18 of 21", "--strip _orig_mod.")
+    ),
+    "wrappers of shards, nested": Bad(
+        inside("_fsdp_wrapped_module._checkpoint_wrapped_module"),
+        said=("1 problem", "--strip _fsdp_wrapped_module._checkpoint_wrapped_module."),
+    ),
     "a prefix that is not there": Bad(
         options=("--strip", "modle"), said=("'modle.'", "there are none", "nearest: model.")
     ),
@@ -266,6 +281,10 @@ def test_a_bad_mapping_is_one_message_and_nothing_written(tmp_path, name):
 GOOD = {
     "as it is": Bad(),
     "stripped when asked to": Bad(under("module."), ("--strip", "module")),
+    "stripped within names": Bad(
+        inside("_fsdp_wrapped_module._checkpoint_wrapped_module"),
+        ("--strip", "_checkpoint_wrapped_module._fsdp_wrapped_module"),
+    ),
     "a buffer passed over": Bad(
         having(model__position_ids=np.arange(7)), ("--ignore", "*.position_ids")
     ),

@@ -11,15 +11,7 @@ from jax_attn.porting.port.plan import plan_port
 from jax_attn.porting.port.table import PortTable
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import either, ignored, row
-from jax_attn.transfer.table.steps import (
-    Sizes,
-    grouped,
-    heads,
-    heads_in,
-    inward,
-    linear,
-    packed,
-)
+from jax_attn.transfer.table.steps import Sizes, grouped, heads, heads_in, inward, linear, packed
 
 
 def attention(*rows):

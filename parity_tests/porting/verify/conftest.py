@@ -14,6 +14,6 @@ def one_dtype(monkeypatch):
 @pytest.fixture
 def outputs_alone(monkeypatch, one_dtype):
     """Models are verified in float32 without gradients, which the tests of models compare."""
-    from jax_attn.porting.verify import pair
+    from jax_attn.porting.verify import model_pair
 
-    monkeypatch.setattr(pair, "check", partial(pair.check, gradients=False))
+    monkeypatch.setattr(model_pair, "check", partial(model_pair.check, gradients=False))

@@ -171,8 +171,8 @@ def test_the_rebuild_computes_what_the_published_design_does(tmp_path, name, oth
 # --- that it can fail ---------------------------------------------------------------------------
 
 
-def wrong(table, **moved):
-    """`table`, with the parts of a block taken for one another."""
+def wrong(rows_of, **moved):
+    """`rows_of`, with the parts of a block taken for one another."""
 
     def made(block):
         names = {old: new for new, old in moved.items()} | moved
@@ -180,7 +180,7 @@ def wrong(table, **moved):
             f"{names.get(role, role)}.{kind}": at
             for (role, kind), at in ((n.split("."), r) for n, r in block.rows.items())
         }
-        return table(replace(block, rows=rows))
+        return rows_of(replace(block, rows=rows))
 
     return made
 
@@ -188,9 +188,9 @@ def wrong(table, **moved):
 @pytest.mark.slow
 def test_a_wrong_table_fails_its_layer_alone(tmp_path, monkeypatch, quick):
     path = saved(tmp_path, tensors(bert(layers=2)), {"num_attention_heads": N})
-    right = surveying.table
+    right = surveying.rows_of
     swapped = wrong(right, k="v")
-    monkeypatch.setattr(surveying, "table", lambda b: (swapped if ".1." in b.name else right)(b))
+    monkeypatch.setattr(surveying, "rows_of", lambda b: (swapped if ".1." in b.name else right)(b))
     found = document(path, status=FAIL)
     assert [case["verdict"] for case in found["cases"]] == ["PASS", "FAIL"]
     differ = said(found["cases"][1], "weights-differ")
@@ -207,16 +207,14 @@ def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
     passed = verify_layer(layer, arrays)
     assert passed.verdict is Verdict.PASS
     assert any("read as query, key and value" in note for note in passed.notes)
-    right = surveying._row
+    right = surveying.rows_of
 
-    def query_value_key(key, names):
-        made = right(key, names)
-        if packed not in made.steps:
-            return made
-        q, k, v = made.paths
-        return surveying.row(key, [q, v, k], *made.steps)
+    def query_value_key(block):
+        for r in right(block):
+            q, *others = r.paths
+            yield replace(r, paths=(q, *others[::-1])) if packed in r.steps else r
 
-    monkeypatch.setattr(surveying, "_row", query_value_key)
+    monkeypatch.setattr(surveying, "rows_of", query_value_key)
     (layer,), _ = layers_of(path, num_heads=N)
     result = verify_layer(layer, arrays, explain=True)
     assert result.verdict is Verdict.FAIL

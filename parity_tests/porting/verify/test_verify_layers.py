@@ -5,9 +5,8 @@ import pytest
 from helpers.transfer.torch_checkpoints import INCONCLUSIVE, USAGE, verify
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.porting.verify import cut as cutting
-from jax_attn.porting.verify import pair as pair_module
-from jax_attn.porting.verify import whole
-from jax_attn.porting.verify.pair import Pair
+from jax_attn.porting.verify import model_pair, whole
+from jax_attn.porting.verify.model_pair import ModelPair
 from jax_attn.transfer import load_checkpoint
 
 # Case -> its layers: both where they differ, else the one whose names a cut must change.
@@ -46,7 +45,7 @@ def test_each_layer_passes_alone_with_its_gradients(small):
 def test_the_summary_of_layers_says_what_they_were_verified_with(small, monkeypatch):
     """Also the window that only one of them has."""
     monkeypatch.setattr(cutting, "ROWS", 17)
-    monkeypatch.setattr(pair_module, "LONGEST", 4)
+    monkeypatch.setattr(model_pair, "LONGEST", 4)
     done = verify(small("qwen2").folder, "--layers", "0,1")
     assert done.exit_code == INCONCLUSIVE, done.output
     words = " ".join(done.output.split())
@@ -62,7 +61,7 @@ def test_a_cut_does_what_the_layer_does_in_its_place(name, small, tmp_path):
     for layer in (0, 1):
         (folder := tmp_path / str(layer)).mkdir()
         config = cutting.cut(small(name).folder, small(name).config, layer, folder)
-        traits = Pair.of(folder, config, "float32").traits
+        traits = ModelPair.of(folder, config, "float32").traits
         assert traits.blocks == pair.traits.blocks[layer : layer + 1]
         windows.append(traits.blocks[0].attention.window)
     assert windows[0] != windows[1]
@@ -83,20 +82,20 @@ def test_a_cut_has_the_first_rows_of_the_vocabulary(small, tmp_path, monkeypatch
     assert {key for key in cut if ".layer." in key} == {
         key.replace(".1.", ".0.") for key in file if ".layer.1." in key
     }
-    Pair.of(tmp_path, config, "float32").check().raise_for_status()
+    ModelPair.of(tmp_path, config, "float32").check().raise_for_status()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("outputs_alone")
 def test_a_mistake_in_one_layer_is_found_there(small, monkeypatch):
-    load = whole.Pair.of
+    load = whole.ModelPair.of
 
     def scaled(*args):
         pair = load(*args)
         pair.port.layers[0].attention.scale = 1.001 * pair.traits.blocks[0].attention.scale
         return pair
 
-    monkeypatch.setattr(whole.Pair, "of", scaled)
+    monkeypatch.setattr(whole.ModelPair, "of", scaled)
     (result,) = whole.verify_layers(small("gemma2").folder, small("gemma2").config, (1,))
     assert result.verdict is Verdict.FAIL
 

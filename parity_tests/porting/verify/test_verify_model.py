@@ -47,7 +47,7 @@ def test_a_model_is_verified_whole_by_default(small):
 @pytest.mark.usefixtures("outputs_alone")
 def test_a_file_that_differs_from_what_transformers_reads_is_not_passed(small, monkeypatch):
     """A table that swaps two norms: both sides load without an error, and the verdict is FAIL."""
-    load = whole.Pair.of
+    load = whole.ModelPair.of
 
     def swapped(*args):
         pair = load(*args)
@@ -55,7 +55,7 @@ def test_a_file_that_differs_from_what_transformers_reads_is_not_passed(small, m
         block.attention_norm, block.mlp_norm = block.mlp_norm, block.attention_norm
         return pair
 
-    monkeypatch.setattr(whole.Pair, "of", swapped)
+    monkeypatch.setattr(whole.ModelPair, "of", swapped)
     done = verify(small("gpt2").folder)
     assert done.exit_code == FAIL
     assert "ln_1.weight" in done.output

@@ -1,9 +1,6 @@
 """Checkpoint files: what is read, what is written, and what every bad file is told."""
 
 import json
-import os
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +10,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file as torch_load_file
 from safetensors.torch import save_file as torch_save_file
 
+from helpers.transfer.fresh_python import fresh_python
 from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
 from jax_attn.transfer.files.prefixes import unwrapped
 
@@ -164,16 +162,6 @@ def test_the_usual_index_is_read_beside_others(tmp_path):
         assert checkpoint.left_out == others
 
 
-def test_a_dtype_that_numpy_lacks_is_named_when_it_is_read(tmp_path):
-    path = tmp_path / "model.safetensors"
-    torch_save_file({"a": torch.ones(4).to(torch.float8_e4m3fn), "b": torch.ones(2)}, path)
-    with load_checkpoint(path) as checkpoint:
-        np.testing.assert_array_equal(checkpoint["b"], [1, 1])
-        with pytest.raises(TransferError, match="F8_E4M3") as error:
-            checkpoint["a"]
-        assert [(p.kind, p.name) for p in error.value.problems] == [("unreadable", "a")]
-
-
 BLOCKED = """
 import sys
 class Absent:
@@ -192,26 +180,19 @@ with transfer.load_checkpoint(sys.argv[1]) as checkpoint:
 """
 
 
-def in_a_fresh_python(blocked, code, *arguments):
-    command = [sys.executable, "-c", BLOCKED.format(blocked=blocked) + code, *arguments]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-
-
 def test_files_and_tables_need_no_framework(tmp_path):
     path = tmp_path / "model.safetensors"
     save_checkpoint(path, TENSORS)
-    done = in_a_fresh_python({"torch", "jax", "jaxlib", "flax"}, READ, str(path))
-    assert done.returncode == 0, done.stderr
+    said = fresh_python(BLOCKED.format(blocked={"torch", "jax", "jaxlib", "flax"}) + READ, path)
     total = int(TENSORS["norm.weight"].astype(np.float32).sum())
-    assert f"norm.weight bfloat16 {total}.0" in done.stdout
+    assert f"norm.weight bfloat16 {total}.0" in said
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_the_block_on_frameworks_blocks(framework):
-    done = in_a_fresh_python({"torch", "jax"}, f"import {framework}")
-    assert done.returncode == 1
-    assert f"{framework} is blocked" in done.stderr
+    blocked = BLOCKED.format(blocked={"torch", "jax"})
+    said = fresh_python(f"{blocked}import {framework}", status=1)
+    assert f"{framework} is blocked" in said
 
 
 LOAD = """
@@ -229,5 +210,4 @@ assert "torch" not in sys.modules
 def test_a_checkpoint_is_loaded_where_torch_cannot_be_imported(tmp_path):
     path = tmp_path / "model.safetensors"
     save_checkpoint(path, {"weight": A})
-    done = in_a_fresh_python({"torch"}, LOAD, str(path))
-    assert done.returncode == 0, done.stderr
+    fresh_python(BLOCKED.format(blocked={"torch"}) + LOAD, path)

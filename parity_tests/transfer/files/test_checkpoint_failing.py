@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
+from helpers.transfer.fresh_python import fresh_python
 from helpers.transfer.small_checkpoints import TENSORS, A, model, names
 from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
 
@@ -99,23 +98,16 @@ save_checkpoint(sys.argv[1], tensors, shard_bytes=28)
 """
 
 
-def python(code, *arguments):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("renamed", [0, 1, 3, 4])
 def test_a_killed_save_leaves_no_folder_that_looks_whole(tmp_path, renamed):
     """Over an older checkpoint of as many files, where a mixture would be hard to see."""
     old = {f"k{i}": np.full(7, -1, np.float32) for i in range(3)}
     save_checkpoint(model(tmp_path), old, shard_bytes=28)
-    done = python(KILLED, model(tmp_path), renamed)
+    fresh_python(KILLED, model(tmp_path), renamed, status=-signal.SIGKILL if renamed < 4 else 0)
     if renamed == 4:  # all is in place
-        assert done.returncode == 0, done.stderr
         with load_checkpoint(tmp_path) as checkpoint:
             assert [checkpoint[key][0] for key in sorted(checkpoint)] == [0, 1, 2]
         return
-    assert done.returncode == -signal.SIGKILL, done.stderr
     with pytest.raises(TransferError, match="expected an index"):
         load_checkpoint(tmp_path)
 
@@ -134,10 +126,9 @@ except TransferError as error:
 
 
 def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path):
-    done = python(FULL, model(tmp_path), tmp_path / "big.safetensors")
-    assert done.returncode == 0, done.stderr
-    assert "cannot be written" in done.stdout
-    assert "big.safetensors" in done.stdout
+    said = fresh_python(FULL, model(tmp_path), tmp_path / "big.safetensors")
+    assert "cannot be written" in said
+    assert "big.safetensors" in said
     assert names(tmp_path) == ["model.safetensors"]
 
 

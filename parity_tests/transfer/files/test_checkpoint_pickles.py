@@ -1,9 +1,6 @@
 """torch's own files: read through its weights-only reader alone, and nothing in them is run."""
 
-import os
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from helpers.transfer.fresh_python import fresh_python
 from jax_attn.cli import main
 from jax_attn.transfer import TransferError, as_numpy, load_checkpoint, save_checkpoint
 
@@ -301,11 +299,9 @@ except TransferError as error:
 
 def test_where_torch_is_missing_the_line_that_installs_it_is_told(tmp_path):
     path = saved(tmp_path / "m.bin", STATE)
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
-    assert done.returncode == 0, done.stderr
-    assert "torch is not installed" in done.stdout
-    assert "pip install --upgrade 'torch>=2.10'" in done.stdout
+    said = fresh_python(WITHOUT_TORCH, path)
+    assert "torch is not installed" in said
+    assert "pip install --upgrade 'torch>=2.10'" in said
 
 
 ODD = {

@@ -1,9 +1,6 @@
 """Arrays straight from a file onto their devices: where they lie, and what is held meanwhile."""
 
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +9,7 @@ import pytest
 from flax import nnx
 
 from helpers.attention import meshes
+from helpers.transfer.fresh_python import fresh_python
 from jax_attn import transfer
 from jax_attn.nn import GroupedQueryAttention
 from jax_attn.transfer import LINEAR, Layout, joined, load_checkpoint, row, save_checkpoint
@@ -69,20 +67,6 @@ def test_that_memory_would_be_shared_without_the_copy():
     array = jax.device_put(source, may_alias=False)
     source += 1
     assert array[0] == 1
-
-
-def in_a_fresh_python(code, *arguments, devices=1):
-    flags = {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(
-        command, env=os.environ | flags, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 ON_FOUR_DEVICES = """
@@ -159,6 +143,12 @@ with transfer.load_checkpoint(sys.argv[1]) as checkpoint:
         # at most twice: what the CPU took as it was is copied, and given again
         assert all(want.count(g) <= given.count(g) <= 2 * want.count(g) for g in set(given)), given
         given.clear()
+
+last = jax.devices()[3]
+single = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+single.bias.set_value(jax.device_put(single.bias.get_value(), last))
+transfer.load(single, {"weight": np.ones((4, 3), "f4"), "bias": np.ones(4, "f4")}, transfer.LINEAR)
+assert single.bias.get_value().devices() == {last}
 """
 
 
@@ -166,7 +156,7 @@ def test_each_device_is_given_its_own_part_and_no_more(tmp_path):
     shapes = {"both": (10, 6), "one": (10, 6), "none": (6, 10), "head": (10, 6), "scalar": ()}
     tensors = {name: drawn(*shape) if shape else np.float32(3) for name, shape in shapes.items()}
     save_checkpoint(tmp_path / "m.safetensors", tensors, shard_bytes=300)
-    in_a_fresh_python(ON_FOUR_DEVICES, tmp_path, devices=4)
+    fresh_python(ON_FOUR_DEVICES, tmp_path, devices=4)
 
 
 ANONYMOUS = """
@@ -220,7 +210,7 @@ print(json.dumps([(loading.grown - COUNT * one) / one, writing.grown / one, hold
 def test_loading_and_writing_hold_no_more_than_a_tensor_beyond_what_is_kept(tmp_path):
     weights = {f"layers.{i}.weight": np.full((2048, 2048), i, np.float32) for i in range(6)}
     save_checkpoint(tmp_path / "model.safetensors", weights, shard_bytes=2**25)
-    loading, writing, holding = json.loads(in_a_fresh_python(ANONYMOUS, tmp_path))
+    loading, writing, holding = json.loads(fresh_python(ANONYMOUS, tmp_path))
     assert loading < 1.5  # tensors of 16 MiB, and half of one for all else
     assert writing < 1.5
     assert holding > 4  # so that it would be seen

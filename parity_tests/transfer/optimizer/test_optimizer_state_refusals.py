@@ -27,178 +27,132 @@ IN_TWO = ADAM | {
     ]
 }
 
-REFUSED = {  # torch's state dict, other arguments, every (kind, name), what it says
-    "no state yet": (
+
+def refused(torch_state, says, *problems, **options):
+    """A state dict and other arguments, what their error says, and (kind, name) of each problem."""
+    return torch_state, options, [*problems], says
+
+
+REFUSED = {
+    "no state yet": refused(
         ADAM | {"state": {}},
-        {},
-        [("missing", "exp_avg"), ("missing", "exp_avg_sq"), ("missing", "step")],
         "torch has it for 0 parameters, optax has 8 arrays of mu",
+        ("missing", "exp_avg"),
+        ("missing", "exp_avg_sq"),
+        ("missing", "step"),
     ),
-    "no state for one parameter": (
+    "no state for one parameter": refused(
         NO_STATE,
-        {},
-        [("missing", f"exp_avg of {KEY}"), ("missing", f"exp_avg_sq of {KEY}")],
         "torch keeps nothing for a parameter that had no gradient yet",
+        ("missing", f"exp_avg of {KEY}"),
+        ("missing", f"exp_avg_sq of {KEY}"),
     ),
-    "one moment of one parameter": (
-        keeping({"exp_avg_sq": None}),
-        {},
-        [("missing", f"exp_avg_sq of {KEY}")],
-        f'row("{KEY}"',
+    "one moment of one parameter": refused(
+        keeping({"exp_avg_sq": None}), f'row("{KEY}"', ("missing", f"exp_avg_sq of {KEY}")
     ),
-    "no momentum yet for one parameter": (
+    "no momentum yet for one parameter": refused(
         keeping({"momentum_buffer": None}, here=SGD),
-        {},
-        [("missing", f"momentum_buffer of {KEY}")],
         "had no gradient yet",
+        ("missing", f"momentum_buffer of {KEY}"),
     ),
-    "a state of no parameter": (
-        keeping({}, of=8),
-        {},
-        [("unexpected", "state[8]")],
-        "expected an id of the param_groups",
+    "a state of no parameter": refused(
+        keeping({}, of=8), "expected an id of the param_groups", ("unexpected", "state[8]")
     ),
-    "no step beside the moments": (
-        keeping({"step": None}),
-        {},
-        [("missing", f"step of {KEY}")],
-        "got only exp_avg, exp_avg_sq",
+    "no step beside the moments": refused(
+        keeping({"step": None}), "got only exp_avg, exp_avg_sq", ("missing", f"step of {KEY}")
     ),
-    "steps that differ": (
+    "steps that differ": refused(
         keeping({"step": torch.tensor(2.0)}, of=1),
-        {},
-        [("ambiguous", "step")],
         f"got 1 ({KEY}), 2 ({OTHER})",
+        ("ambiguous", "step"),
     ),
-    "half a step": (
+    "half a step": refused(
         keeping({"step": torch.tensor(0.5)}),
-        {},
-        [("unreadable", f"step of {KEY}")],
         "a whole number below 2³¹, got 0.5",
+        ("unreadable", f"step of {KEY}"),
     ),
-    "a step that is no number": (
-        keeping({"step": torch.tensor(torch.nan)}),
-        {},
-        [("unreadable", f"step of {KEY}")],
-        "got nan",
+    "a step that is no number": refused(
+        keeping({"step": torch.tensor(torch.nan)}), "got nan", ("unreadable", f"step of {KEY}")
     ),
-    "more steps than optax counts": (
-        keeping({"step": torch.tensor(2.0**31)}),
-        {},
-        [("unreadable", f"step of {KEY}")],
-        "below 2³¹",
+    "more steps than optax counts": refused(
+        keeping({"step": torch.tensor(2.0**31)}), "below 2³¹", ("unreadable", f"step of {KEY}")
     ),
-    "another step said": (ADAM, {"step": 2}, [("ambiguous", "step")], f"got 1 ({KEY}), 2 (step=)"),
-    "wrong shape": (
-        keeping({"exp_avg": AVG.T}),
-        {},
-        [("wrong shape", f"exp_avg of {KEY}")],
-        f"got {[*SHAPE[::-1]]}",
+    "another step said": refused(ADAM, f"got 1 ({KEY}), 2 (step=)", ("ambiguous", "step"), step=2),
+    "wrong shape": refused(
+        keeping({"exp_avg": AVG.T}), f"got {[*SHAPE[::-1]]}", ("wrong shape", f"exp_avg of {KEY}")
     ),
-    "wrong dtype": (
-        keeping({"exp_avg": AVG.double()}),
-        {},
-        [("wrong dtype", f"exp_avg of {KEY}")],
-        "got float64",
+    "wrong dtype": refused(
+        keeping({"exp_avg": AVG.double()}), "got float64", ("wrong dtype", f"exp_avg of {KEY}")
     ),
-    "sparse": (
-        keeping({"exp_avg": AVG.to_sparse()}),
-        {},
-        [("unreadable", f"exp_avg of {KEY}")],
-        ".to_dense()",
+    "sparse": refused(
+        keeping({"exp_avg": AVG.to_sparse()}), ".to_dense()", ("unreadable", f"exp_avg of {KEY}")
     ),
-    "a list for a moment": (
-        keeping({"exp_avg": [1.0]}),
-        {},
-        [("unreadable", f"exp_avg of {KEY}")],
-        "got list",
+    "a list for a moment": refused(
+        keeping({"exp_avg": [1.0]}), "got list", ("unreadable", f"exp_avg of {KEY}")
     ),
-    "amsgrad": (
+    "amsgrad": refused(
         stepped(torch.optim.Adam, amsgrad=True),
-        {},
-        [("refused", "param_groups[0].amsgrad"), ("unexpected", "max_exp_avg_sq")],
         "the largest of the uncorrected second moments",
+        ("refused", "param_groups[0].amsgrad"),
+        ("unexpected", "max_exp_avg_sq"),
     ),
-    "maximize": (
-        having(ADAM, maximize=True),
-        {},
-        [("refused", "param_groups[0].maximize")],
-        "negated gradients",
+    "maximize": refused(
+        having(ADAM, maximize=True), "negated gradients", ("refused", "param_groups[0].maximize")
     ),
-    "dampening": (
+    "dampening": refused(
         having(SGD, dampening=0.1),
-        {},
-        [("refused", "param_groups[0].dampening")],
         "adds each gradient whole",
+        ("refused", "param_groups[0].dampening"),
     ),
-    "another algorithm of torch": (
+    "another algorithm of torch": refused(
         stepped(torch.optim.RMSprop),
-        {},
-        [
-            ("refused", "param_groups[0]"),
-            ("unexpected", "step"),
-            ("unexpected", "square_avg"),
-            ("missing", "exp_avg"),
-            ("missing", "exp_avg_sq"),
-            ("missing", "step"),
-        ],
         "expected options of Adam, AdamW or SGD, got lr, ",
+        ("refused", "param_groups[0]"),
+        ("unexpected", "step"),
+        ("unexpected", "square_avg"),
+        ("missing", "exp_avg"),
+        ("missing", "exp_avg_sq"),
+        ("missing", "step"),
     ),
-    "one group, no names": (
-        ADAM,
-        {"names": None},
-        [("missing", "names")],
-        "the state dict has no param_names",
+    "one group, no names": refused(
+        ADAM, "the state dict has no param_names", ("missing", "names"), names=None
     ),
-    "too few names": (
-        ADAM,
-        {"names": NAMES[:-1]},
-        [("missing", "names")],
-        "expected [8] by group, got [7]",
+    "too few names": refused(
+        ADAM, "expected [8] by group, got [7]", ("missing", "names"), names=NAMES[:-1]
     ),
-    "a name twice": (
-        ADAM,
-        {"names": [*NAMES[:-1], KEY]},
-        [("ambiguous", "names")],
-        f"['{KEY}'] several times",
+    "a name twice": refused(
+        ADAM, f"['{KEY}'] several times", ("ambiguous", "names"), names=[*NAMES[:-1], KEY]
     ),
-    "one list of names for two groups": (
+    "one list of names for two groups": refused(
+        IN_TWO, "expected a list of names for each of the 2 groups", ("ambiguous", "names")
+    ),
+    "names in another order than the groups'": refused(
         IN_TWO,
-        {},
-        [("ambiguous", "names")],
-        "expected a list of names for each of the 2 groups",
-    ),
-    "names in another order than the groups'": (
-        IN_TWO,
-        {"names": [NAMES[:5], NAMES[5:]]},
-        [("missing", "names")],
         "expected [3, 5] by group, got [5, 3]",
+        ("missing", "names"),
+        names=[NAMES[:5], NAMES[5:]],
     ),
-    "names that are not the optimizer's own": (
+    "names that are not the optimizer's own": refused(
         having(ADAM, param_names=NAMES[::-1]),
-        {},
-        [("ambiguous", "names")],
         "param_groups[0] names its parameters",
+        ("ambiguous", "names"),
     ),
-    "a key that the table lacks": (
+    "a key that the table lacks": refused(
         ADAM,
-        {"names": ["rotary.weight", *NAMES[1:]]},
-        [
+        "no row takes it",
+        *[
             (kind, f"{moment} of {key}")
             for moment in ("exp_avg", "exp_avg_sq")
             for kind, key in (("missing", KEY), ("unexpected", "rotary.weight"))
         ],
-        "no row takes it",
+        names=["rotary.weight", *NAMES[1:]],
     ),
-    "several at once": (
+    "several at once": refused(
         having(keeping({"exp_avg": AVG.T, "exp_avg_sq": None}), maximize=True),
-        {},
-        [
-            ("refused", "param_groups[0].maximize"),
-            ("wrong shape", f"exp_avg of {KEY}"),
-            ("missing", f"exp_avg_sq of {KEY}"),
-        ],
         "3 problems",
+        ("refused", "param_groups[0].maximize"),
+        ("wrong shape", f"exp_avg of {KEY}"),
+        ("missing", f"exp_avg_sq of {KEY}"),
     ),
 }
 

@@ -30,71 +30,69 @@ ABSTRACT = jax.eval_shape(INJECTED.init, PARAMS)
 ALL_AVG = [("wrong dtype", f"exp_avg of {key}") for key in NAMES]
 BOTH_KEPT = [("unexpected", "exp_avg"), ("unexpected", "exp_avg_sq")]
 
-REFUSED = {  # opt_state, torch's state dict, every (kind, name), what it says
-    "a schedule, and no step": (
+
+def refused(opt_state, torch_state, says, *problems):
+    """Both states, what their error says, and (kind, name) of each problem."""
+    return opt_state, torch_state, [*problems], says
+
+
+REFUSED = {
+    "a schedule, and no step": refused(
         optax.sgd(optax.constant_schedule(LR), MOMENTUM).init(PARAMS),
         SGD,
-        [("missing", "step")],
         "pass step=",
+        ("missing", "step"),
     ),
-    "a narrower first moment in optax": (
-        optax.adam(LR, mu_dtype="bfloat16").init(PARAMS),
-        ADAM,
-        ALL_AVG,
-        "without mu_dtype",
+    "a narrower first moment in optax": refused(
+        optax.adam(LR, mu_dtype="bfloat16").init(PARAMS), ADAM, "without mu_dtype", *ALL_AVG
     ),
-    "amsgrad in optax": (
+    "amsgrad in optax": refused(
         optax.amsgrad(LR).init(PARAMS),
         ADAM,
-        [("refused", "0.count"), *BOTH_KEPT],
         "the largest of the corrected second moments",
+        ("refused", "0.count"),
+        *BOTH_KEPT,
     ),
-    "Adam's moments in torch, momentum in optax": (
+    "Adam's moments in torch, momentum in optax": refused(
         SGD_STATE,
         ADAM,
-        [*BOTH_KEPT, ("missing", "momentum_buffer")],
         "torch has it for 8 parameters, optax has 0 arrays of mu",
+        *BOTH_KEPT,
+        ("missing", "momentum_buffer"),
     ),
-    "momentum in torch, none in optax": (
+    "momentum in torch, none in optax": refused(
         optax.sgd(LR).init(PARAMS),
         SGD,
-        [("unexpected", "momentum_buffer")],
         "optax has 0 arrays of trace",
+        ("unexpected", "momentum_buffer"),
     ),
-    "an algorithm that torch lacks": (
+    "an algorithm that torch lacks": refused(
         optax.lion(LR).init(PARAMS),
         ADAM,
-        [("refused", "0.count"), *BOTH_KEPT],
         "got ScaleByLionState",
+        ("refused", "0.count"),
+        *BOTH_KEPT,
     ),
-    "a value that torch has none for, without it": (
+    "a value that torch has none for, without it": refused(
         ABSTRACT,
         SGD,
-        [
-            ("unreadable", "hyperparams.learning_rate"),
-            ("unreadable", "hyperparams.momentum"),
-        ],
         "expected a value",
+        ("unreadable", "hyperparams.learning_rate"),
+        ("unreadable", "hyperparams.momentum"),
     ),
-    "a count that is no array": (
-        optax.tree.set(ADAM_STATE, count=0),
-        ADAM,
-        [("unreadable", "0.count")],
-        "got int",
+    "a count that is no array": refused(
+        optax.tree.set(ADAM_STATE, count=0), ADAM, "got int", ("unreadable", "0.count")
     ),
-    "the same moment twice": (
+    "the same moment twice": refused(
         TWO_TRACES,
         SGD,
-        [("ambiguous", path) for path in sorted(PARAMS)],
         "expected one momentum_buffer, got 2",
+        *[("ambiguous", path) for path in sorted(PARAMS)],
     ),
-    "gradients accumulated": (
-        ACCUMULATED,
-        ADAM,
-        [("refused", "mini_step")],
-        "continue to the next update",
+    "gradients accumulated": refused(
+        ACCUMULATED, ADAM, "continue to the next update", ("refused", "mini_step")
     ),
-    "a bare array": ((ADAM_STATE, jnp.ones(3)), ADAM, [("refused", "1")], "got a bare array"),
+    "a bare array": refused((ADAM_STATE, jnp.ones(3)), ADAM, "got a bare array", ("refused", "1")),
 }
 
 
@@ -133,60 +131,61 @@ KERNELS_ALONE = optax.masked(optax.adam(LR), is_kernel).init(PARAMS)
 TWO_ADAMS = optax.partition({True: optax.adam(LR), False: optax.adam(LR)}, is_kernel).init(PARAMS)
 TWO_ADAMS.inner_states[False] = optax.tree.set(TWO_ADAMS.inner_states[False], count=np.int32(1))
 
-NOT_EXPORTED = {  # opt_state, torch's state dict, every (kind, name), what it says
-    "Adam's moments, momentum in torch": (
+NOT_EXPORTED = {
+    "Adam's moments, momentum in torch": refused(
         ADAM_STATE,
         SGD,
-        [("missing", "exp_avg"), ("missing", "exp_avg_sq"), ("unexpected", "momentum_buffer")],
         "torch has it for 8 parameters, optax has 0 arrays of trace",
+        ("missing", "exp_avg"),
+        ("missing", "exp_avg_sq"),
+        ("unexpected", "momentum_buffer"),
     ),
-    "moments of some parameters": (
+    "moments of some parameters": refused(
         KERNELS_ALONE,
         ADAM,
-        [
+        "the optax state has no mu for it",
+        *[
             ("missing", f"{moment} of {key}")
             for moment in ("exp_avg", "exp_avg_sq")
             for key in NAMES
             if key.endswith("bias")
         ],
-        "the optax state has no mu for it",
     ),
-    "moments of another parameter": (
+    "moments of another parameter": refused(
         optax.sgd(LR, MOMENTUM).init(PARAMS | {"rotary": jnp.ones(2)}),
         SGD,
-        [("unexpected", "momentum_buffer of rotary")],
         "no row reads it",
+        ("unexpected", "momentum_buffer of rotary"),
     ),
-    "moments that torch has no parameter for": (
+    "moments that torch has no parameter for": refused(
         SGD_STATE,
         having(SGD, params=[*range(7)], param_names=NAMES[:-1]),
-        [("unexpected", f"momentum_buffer of {NAMES[-1]}")],
         "torch keeps no such moment for it",
+        ("unexpected", f"momentum_buffer of {NAMES[-1]}"),
     ),
-    "counts that differ": (
+    "counts that differ": refused(
         TWO_ADAMS,
         ADAM,
-        [("ambiguous", "step")],
         "got 1 (inner_states.False.inner_state.0.count), 0 (inner_states.True",
+        ("ambiguous", "step"),
     ),
-    "a count that float32 does not hold": (
-        counting(2**24 + 1),
-        ADAM,
-        [("refused", "0.count")],
-        "got 16777217",
+    "a count that float32 does not hold": refused(
+        counting(2**24 + 1), ADAM, "got 16777217", ("refused", "0.count")
     ),
-    "gradients accumulated": (ACCUMULATED, ADAM, [("refused", "mini_step")], "got 2 mini-steps"),
-    "shapes without values": (
+    "gradients accumulated": refused(
+        ACCUMULATED, ADAM, "got 2 mini-steps", ("refused", "mini_step")
+    ),
+    "shapes without values": refused(
         jax.eval_shape(lambda: SGD_STATE),
         SGD,
-        [("unreadable", f"0.trace.{path}") for path in sorted(PARAMS)],
         "ShapeDtypeStruct",
+        *[("unreadable", f"0.trace.{path}") for path in sorted(PARAMS)],
     ),
-    "dampening": (
+    "dampening": refused(
         SGD_STATE,
         having(SGD, dampening=0.1),
-        [("refused", "param_groups[0].dampening")],
         "adds each gradient whole",
+        ("refused", "param_groups[0].dampening"),
     ),
 }
 

@@ -9,7 +9,7 @@ import torch
 from flax import nnx
 
 import torch_ref
-from helpers.transfer.layout_cases import CASES, KDIM, B, D, N, T, abstract, ours, table
+from helpers.transfer.layout_cases import CASES, B, D, N, T, abstract, ours, table
 from jax_attn import transfer
 from jax_attn.selfcheck.matrix.ports import EmbeddedAttention
 from jax_attn.transfer import LAYOUTS, Layout, TransferError, packed, row
@@ -130,17 +130,6 @@ def test_a_learned_key_on_one_side_alone_is_told_by_name(one):
     with pytest.raises(TransferError) as error:
         transfer.load(module, reference.state_dict(), LAYOUTS["torch_mha"])
     assert {"bias_k", "bias_v"} <= {problem.name for problem in error.value.problems}
-
-
-def test_packed_and_split_together_are_ambiguous():
-    packed_keys = torch_ref.DESIGNS["torch_mha"](D, N).state_dict()
-    split_keys = torch_ref.DESIGNS["torch_mha"](D, N, kdim=KDIM).state_dict()
-    with pytest.raises(TransferError) as error:
-        transfer.load(abstract(ours()), {**packed_keys, **split_keys}, LAYOUTS["torch_mha"])
-    (problem,) = error.value.problems
-    assert (problem.kind, problem.name) == ("ambiguous", "in_proj_weight")
-    for key in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        assert key in problem.text
 
 
 def test_a_module_with_biases_wants_biases():

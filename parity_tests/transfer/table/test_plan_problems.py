@@ -45,15 +45,11 @@ def numbers(*shape, dtype=np.float32):
 
 UP, DOWN, NORM, HEAD = "up.weight", "down.weight", "norm.weight", "lm_head.weight"
 WIDE = jax.ShapeDtypeStruct((D,), np.dtype("float64"))
+# Other tensors, kind by kind, are in test_transfer_refusals.py.
 # name -> parameters of the module, tensors (None: left out), kind and name of each problem
 PROBLEMS = {
-    "missing": ({}, {UP: None}, [("missing", UP)]),
-    "unexpected": ({}, {"stray": numbers(2)}, [("unexpected", "stray")]),
     "ambiguous": ({}, {"down_t.weight": numbers(W, D)}, [("ambiguous", DOWN)]),
     "refused": ({}, {"bias_k": numbers(2)}, [("refused", "bias_k")]),
-    "wrong shape": ({}, {NORM: numbers(W)}, [("wrong shape", NORM)]),
-    "wrong dtype": ({}, {NORM: numbers(D, dtype=np.int32)}, [("wrong dtype", NORM)]),
-    "unreadable": ({}, {NORM: [1.0] * D}, [("unreadable", NORM)]),
     "unwritten": ({"extra": abstract(2)}, {}, [("unwritten", "extra")]),
     "no array": ({"norm": "text"}, {NORM: None}, [("unreadable", "norm")]),
     "tied, another tensor": ({}, {HEAD: numbers(W, D) + 1}, [("ambiguous", HEAD)]),

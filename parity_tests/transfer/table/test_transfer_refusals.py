@@ -24,16 +24,7 @@ from helpers.transfer.small_model import (
 )
 from jax_attn import transfer
 from jax_attn.families import FAMILIES
-from jax_attn.transfer import (
-    EMBEDDING,
-    LINEAR,
-    Layout,
-    TransferError,
-    heads,
-    linear,
-    refused,
-    row,
-)
+from jax_attn.transfer import EMBEDDING, LINEAR, Layout, TransferError, heads, linear, row
 
 UP = "h.1.mlp.up.weight"
 NORM = "h.1.ln.weight"
@@ -155,9 +146,10 @@ def test_the_row_that_would_mend_it_is_proposed():
     transfer.load(model(), torch_tensors(), mended)
 
 
-@pytest.mark.parametrize(
-    ("prefix", "author"), {"module": "DataParallel", "_orig_mod": "torch.compile"}.items()
-)
+WRAPPERS = {"module": "DataParallel", "_orig_mod": "torch.compile", "_fsdp_wrapped_module": "Fully"}
+
+
+@pytest.mark.parametrize(("prefix", "author"), WRAPPERS.items())
 def test_a_wrapper_s_prefix_is_recognised(prefix, author):
     tensors = {f"{prefix}.{key}": t for key, t in torch_tensors().items()}
     _, message = problems_of(lambda: transfer.load(model(), tensors, MODEL))
@@ -211,14 +203,6 @@ def test_two_paths_onto_one_key(loaded):
     )
     found, _ = problems_of(lambda: transfer.export(loaded, layout))
     assert ("doubly written", "h.1.ln.weight") in found
-
-
-def test_keys_refused_by_the_table():
-    layout = MODEL + Layout(refused("h.{layer}.rel", "a relative bias has no place here"))
-    tensors = torch_tensors() | {"h.2.rel": torch.ones(3)}
-    found, message = problems_of(lambda: transfer.load(model(), tensors, layout))
-    assert found == [("refused", "h.2.rel")]
-    assert "a relative bias has no place here" in message
 
 
 def test_export_leaves_no_parameter_behind(loaded):

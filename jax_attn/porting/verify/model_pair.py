@@ -40,7 +40,7 @@ PART = 2**27
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """transformers' model and ours, in one dtype and eval mode, and the table between them.
 
     left_out: heads of the file that transformers' class does not have.
@@ -54,7 +54,7 @@ class Pair:
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, path: Path, config: Config, dtype: str) -> "Pair":
+    def of(cls, path: Path, config: Config, dtype: str) -> "ModelPair":
         """Read the folder by transformers and by us, each in its own way."""
         family = model_family(config)
         port = load(path, dtype=dtype)  # reports missing tensors, which transformers fills in

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from helpers.bench.bench_record import record as made_record
 from jax_attn.bench.engine import rounds
 from jax_attn.bench.engine.session import Session
-from jax_attn.bench.implementations import IMPLEMENTATIONS
+from jax_attn.bench.implementations import OF_PRESETS
 from jax_attn.bench.presets import PRESETS
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import DECODE, MODES, Workload
@@ -134,8 +134,8 @@ def test_modes_choose_among_what_workloads_have(planned, options):
 
 def test_what_is_of_interest_on_a_gpu_alone_is_measured_there_or_by_name(planned):
     gpu = {"sdpa flash", "sdpa cudnn", "sdpa efficient", "flash-attn"}
-    assert set(planned().implementations) == set(IMPLEMENTATIONS) - gpu
-    assert set(planned("--device", "gpu").implementations) == set(IMPLEMENTATIONS)
+    assert set(planned().implementations) == set(OF_PRESETS) - gpu
+    assert set(planned("--device", "gpu").implementations) == set(OF_PRESETS)
     assert planned("--implementation", "sdpa flash").implementations == ("sdpa flash",)
 
 

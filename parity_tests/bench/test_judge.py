@@ -12,10 +12,10 @@ import pytest
 
 from helpers.bench.engine_process import compilations
 from jax_attn.bench.arrays import seeded_arrays
+from jax_attn.bench.engine.compare_speed import settings_kept
 from jax_attn.bench.engine.judge import Judge, errors, worst
 from jax_attn.bench.engine.runner import Runner
-from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
-from jax_attn.bench.pair.compare_speed import settings_kept
+from jax_attn.bench.implementations import IMPLEMENTATIONS, OF_PRESETS, Implementation
 from jax_attn.bench.programs.program import UnsuitedError
 from jax_attn.bench.workload import MODES, Workload
 from jax_attn.parity.judge.compare import TensorReport, Verdict
@@ -58,9 +58,9 @@ def tensors(name: str, workload: Workload, mode: str):
 SLOW = ("torchax", "torch.compile")
 SAME_LAYER = ("jax-attn dense", "jax-attn blocked")  # as "jax-attn"'s, around another kernel
 HERE = {
-    name: implementation
-    for name, implementation in IMPLEMENTATIONS.items()
-    if name not in SLOW and "cpu" in implementation.devices and not implementation.absent
+    name: row
+    for name, row in IMPLEMENTATIONS.items()
+    if name in {*OF_PRESETS} - {*SLOW} and "cpu" in row.devices and not row.absent
 }
 
 
@@ -238,10 +238,10 @@ def test_weights_and_inputs_are_arguments_of_what_jax_compiles(name):
     runner = Runner(name, "cpu", 1)
     runner.load()
     runner.build(MULTI_HEAD, 0)
-    engine = runner.engine
-    assert len(engine.leaves) == 1 + 8
-    assert not folded(engine.jitted["forward"], *engine.leaves)
-    x, *weights = engine.leaves
+    leaves = runner.engine.state["leaves"]
+    assert len(leaves) == 1 + 8
+    assert not folded(runner.engine.calls["forward"].jitted, leaves)
+    x, *weights = leaves
     assert folded(jax.jit(lambda x: runner.program.call(x, *weights)), x), "the check sees it"
 
 

@@ -1,13 +1,10 @@
 """`jax-attn bench`: time all implementations side by side, each only where it agrees."""
 
 import os
-import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -20,16 +17,12 @@ from jax_attn.bench.implementations import (
     by_default,
 )
 from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
-from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES, PairError
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.common.devices import expect_gpu
 from jax_attn.cli.common.selection import numbers
-from jax_attn.cli.status import Exit, WrongInput, expect_installed
+from jax_attn.cli.status import WrongInput, expect_installed
 from jax_attn.environment import settle_platforms
-
-if TYPE_CHECKING:
-    from jax_attn.bench.engine.plan import Plan
 
 MODES = (*PAIR_MODES, *CACHED)
 _FETCH = "`hf download org/model --local-dir FOLDER` downloads one"
@@ -217,8 +210,8 @@ def command(
 
     from jax_attn.bench.engine.plan import Plan
     from jax_attn.bench.engine.rounds import Limits
-    from jax_attn.bench.engine.session import Session
     from jax_attn.bench.engine.worker import usable_cores
+    from jax_attn.cli import bench_job
 
     chosen = tuple(mode for mode in MODES if mode in modes)
     measured: dict[str, Any] = {"modes": chosen, "lengths": lengths, "untrusted": untrusted}
@@ -236,15 +229,13 @@ def command(
         **measured,
     )
     try:
-        record, ended_by = run_session(Session(plan))
+        record, ended_by = bench_job.run(plan, tpu=tpu)
     except PairError as error:
         raise WrongInput(f"{'--pair' if pair else 'CHECKPOINT'}: {error}") from error
-    if tpu and ended_by is None:
-        record, ended_by = add_compiled(record, plan)
-    show(record, "".join(asked), plots, reports, output)
+    bench_job.show(record, "".join(asked), plots, reports, output)
     if isinstance(ended_by, Exception):
         raise ended_by
-    sys.exit(status(record))
+    sys.exit(bench_job.status(record))
 
 
 command.add_command(compare)
@@ -304,105 +295,3 @@ def problems_of_directories(
     ):
         if directory and (why := why_not_writable(directory, names)):
             yield f"{option}: expected a directory to write to, got {directory}: {why}"
-
-
-# --- the run ---------------------------------------------------------------------------------
-
-
-def run_session(session: Any) -> tuple[Record, BaseException | None]:
-    """Run with a progress bar on stderr; return the record, and the error that ended it or None."""
-    from jax_attn.bench.engine.worker import usable_cores
-    from jax_attn.cli.common.progress import counted
-
-    cores, load = usable_cores(), os.getloadavg()[0]
-    if load > 0.5 * cores:
-        click.echo(f"Warning: the machine is busy: load {load:.1f} on {cores} cores", err=True)
-    with session:
-        with closing(session.run()) as steps:
-            ended_by = exhaust(counted(steps, session.steps))
-        return session.record(interrupted=ended_by is not None), ended_by
-
-
-def add_compiled(record: Record, plan: "Plan") -> tuple[Record, BaseException | None]:
-    """Return the record with the TPU compiler's figures, and the error that ended it or None."""
-    figures: list[dict[str, Any]] = []
-
-    def steps() -> Iterator[None]:
-        from jax_attn.bench.engine.tpu_compiler import compiled_for_tpu
-
-        yield from map(figures.append, compiled_for_tpu(plan.workloads, plan.modes))
-
-    ended_by = exhaust(steps())
-    return replace(record, compiled=tuple(figures), interrupted=ended_by is not None), ended_by
-
-
-def exhaust(steps: Iterable[object]) -> BaseException | None:
-    """Run every step; return the error that ended them early, so that results are kept first."""
-    try:
-        for _ in steps:
-            pass
-    except PairError:
-        raise  # nothing was measured
-    except (Exception, KeyboardInterrupt) as error:
-        # Ignored until the command ends: a second Ctrl-C must not lose what the first one kept.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGINT, before))
-        cause = "" if isinstance(error, KeyboardInterrupt) else f" by {type(error).__name__}"
-        click.echo(f"interrupted{cause}: showing what was measured so far", err=True)
-        return error
-    return None
-
-
-# --- the results -----------------------------------------------------------------------------
-
-
-def show(
-    record: Record, form: str, plots: Path | None, reports: Path | None, output: Path | None
-) -> None:
-    """Write the record, its page and the plots to the given paths, and print the record.
-
-    form: the option that selects the printed form; "" prints a table.
-    """
-    from jax_attn.bench.results import flat, table
-    from jax_attn.parity.judge.text import console
-    from jax_attn.report.files import RESULT_FILES, write
-
-    if output is not None:
-        write(output.parent, {output.name: record.to_json()})
-    if reports is not None:
-        from jax_attn.bench.results.page import page
-
-        texts = (record.to_json(), table.markdown(record), page(record))
-        write(reports, dict(zip(RESULT_FILES, texts, strict=True)))
-        click.echo(f"written: {reports / RESULT_FILES[-1]}", err=True)
-    printed = {"--json": Record.to_json, "--markdown": table.markdown, "--csv": flat.csv}
-    if form:
-        click.echo(printed[form](record).rstrip("\n"))
-    else:
-        out = console()
-        out.print(table.terminal(record, out.width))
-    if plots is not None:
-        from jax_attn.bench.results.plot import draw
-
-        drawn = draw(record, plots)
-        for path in drawn:
-            click.echo(f"drawn: {path}", err=True)
-        if not drawn:
-            click.echo("drawn: nothing, because nothing was timed", err=True)
-
-
-def status(record: Record) -> Exit:
-    """Return the exit status of a record.
-
-    INTERRUPTED if it was; else FAIL if a row is wrong; else INCONCLUSIVE if a verdict is, if
-    nothing was timed, or if a timed row has no ratio; else PASS.
-    """
-    if record.interrupted:
-        return Exit.INTERRUPTED
-    wrong = (Status.EXCLUDED, Status.FAILED)
-    if any(row.status in wrong or row.verdict == "FAIL" for row in record.rows):
-        return Exit.FAIL
-    doubtful = any(row.verdict == "INCONCLUSIVE" for row in record.rows)
-    timed = [row for row in record.rows if row.seconds]
-    compared = timed and all(row.ratio for row in timed)
-    return Exit.PASS if compared and not doubtful else Exit.INCONCLUSIVE

@@ -19,7 +19,7 @@ from jax_attn.bench.presets import PRESETS
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import DECODE, MODES, Workload
 from jax_attn.cli import main
-from jax_attn.cli.bench import show
+from jax_attn.cli.bench_job import show
 from jax_attn.cli.common.progress import counted
 
 assert torch  # what is measured here is measured against it
@@ -312,7 +312,7 @@ def test_a_second_ctrl_c_loses_nothing(ended, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         print("shown")
 
-    monkeypatch.setattr("jax_attn.cli.bench.show", show)
+    monkeypatch.setattr("jax_attn.cli.bench_job.show", show)
     before = signal.getsignal(signal.SIGINT)
     assert "shown" in ended(small(), interrupt=True).stdout
     assert signal.getsignal(signal.SIGINT) is before

@@ -90,9 +90,8 @@ def show(
         out = console()
         out.print(table.terminal(record, out.width))
     if plots is not None:
-        drawn = plot.draw(record, plots)
-        for path in drawn or ["nothing, because nothing was timed"]:
-            click.echo(f"drawn: {path}", err=True)
+        for drawn in plot.draw(record, plots) or ("nothing, because nothing was timed",):
+            click.echo(f"drawn: {drawn}", err=True)
 
 
 def status(record: Record) -> Exit:

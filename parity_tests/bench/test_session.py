@@ -41,12 +41,12 @@ def session(monkeypatch):
     times = iter(range(1, 10**6))
     monkeypatch.setitem(DEFAULTS, "turn", lambda *_: (1.0 + 1e-6 * next(times), 0.5))
 
-    def run(answers=None, table=None, stop_at="", workload=LAYER, **options):
+    def run(answers=None, table=None, stop_at="", workloads=(LAYER,), **options):
         monkeypatch.setattr(Fake, "answers", answers or {})
         for module in (plan, processes, session_module):
             monkeypatch.setattr(module, "IMPLEMENTATIONS", TABLE | (table or {}))
         options = {"implementations": ("peer", "ours"), "limits": Limits(5, 5)} | options
-        with Session(Plan(threads=1, workloads=(workload,), **options), Fake) as made:
+        with Session(Plan(threads=1, workloads=workloads, **options), Fake) as made:
             for step in made.run():
                 if stop_at and stop_at in step:
                     break
@@ -207,16 +207,16 @@ def test_how_long_dispatch_takes_is_kept_where_the_device_is_another(session):
 def test_on_a_gpu_processes_are_started_once_for_each_workload(session, monkeypatch):
     """Its allocator's peak cannot be reset."""
     monkeypatch.setattr(Fake, "started", [])
-    session(device="gpu")
+    session(device="gpu", workloads=(LAYER, replace(LAYER, name="other")))
     names = [worker.name for worker in Fake.started]
-    assert sorted(names) == ["judge", "ours", "peer", *PRODUCTS, "sdpa"]
+    assert sorted(names) == sorted(["judge", *PRODUCTS, *2 * ["ours", "peer", "sdpa"]])
 
 
 def test_who_has_no_program_for_any_workload_has_a_row_and_no_process(session):
     step, asked = replace(CORE, T=1, room=263), []
     table = {name: replace(TABLE[name], cached="m:cached") for name in ("sdpa", "ours")}
     answers = {("peer", "load"): lambda: asked.append("peer")}
-    _, rows = session(answers, table, workload=step)
+    _, rows = session(answers, table, workloads=(step,))
     assert set(rows) == {("decode", name) for name in ("sdpa", "peer", "ours")}
     row = rows["decode", "peer"]
     assert (row.status, row.reason) == (Status.NOT_RUN, "has no program for attention with a cache")

@@ -68,15 +68,13 @@ class Processes:
 
         return ask
 
-    def close(self, name: str) -> None:
-        self.workers.pop(name).close()
-
-    def close_all(self) -> None:
-        for worker in self.workers.values():
+    def close(self, *names: str) -> None:
+        """End these processes, as far as they run."""
+        workers = [self.workers.pop(name) for name in names if name in self.workers]
+        for worker in workers:
             worker.hang_up()
-        for worker in self.workers.values():
+        for worker in workers:
             worker.close()
-        self.workers.clear()
 
     def load(self, names: Iterable[str]) -> None:
         """Start the workers of these implementations, unless they run.
@@ -85,7 +83,7 @@ class Processes:
         does, because they would share random state.
         """
         with ThreadPoolExecutor(2 if self.plan.alone else 1) as pool:
-            list(pool.map(self._load, (name for name in names if name not in self.workers)))
+            list(pool.map(self._load, [name for name in names if name not in self.workers]))
 
     def _load(self, name: str) -> None:
         """Start a worker, or keep why there is none."""
@@ -120,15 +118,17 @@ class Processes:
         """Return a worker for each framework that loads, to measure products in this dtype."""
         plan = self.plan
         variables = {"JAX_ENABLE_X64": "1"} if dtype == "float64" else {}
-        workers = {}
-        for framework, implementation in _PRODUCTS.items():
-            name = f"products by {framework}"
-            if name not in self.workers:
-                arguments = "runner:Runner", implementation, plan.device, plan.threads
-                try:
+        names = {framework: f"products by {framework}" for framework in _PRODUCTS}
+
+        def start(framework: str) -> None:
+            name, implementation = names[framework], _PRODUCTS[framework]
+            arguments = "runner:Runner", implementation, plan.device, plan.threads
+            try:
+                if name not in self.workers:
                     self.start(name, *arguments, variables=variables).ask("load")
-                except WorkerError:
-                    self.close(name)
-                    continue  # the other framework's rate remains
-            workers[framework] = self.workers[name]
-        return workers
+            except WorkerError:
+                self.close(name)  # the other framework's rate remains
+
+        with ThreadPoolExecutor(2 if plan.alone else 1) as pool:
+            list(pool.map(start, _PRODUCTS))
+        return {each: self.workers[name] for each, name in names.items() if name in self.workers}

@@ -53,7 +53,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.processes.close_all()
+        self.processes.close(*self.processes.workers)
 
     @property
     def steps(self) -> int:
@@ -83,7 +83,7 @@ class Session:
     def _measure(self, workload: Workload | PairWorkload) -> Iterator[str]:
         plan, processes = self.plan, self.processes
         if plan.device == "gpu" and plan.pair is None:
-            processes.close_all()  # JAX cannot reset an allocator's peak, so start new processes
+            processes.close(*plan.names)  # JAX cannot reset an allocator's peak: start new ones
         lacks = {name: IMPLEMENTATIONS[name].lacks for name in plan.names}
         processes.load(n for n in plan.names if not all(map(lacks[n], self._workloads)))
         yield f"{workload.name}: workers started"

@@ -85,6 +85,32 @@ USAGE = {
     "no rounds": (("--rounds", "0"), "x>=1"),
     "more threads than cores": (("--threads", "99999"), "--threads: expected at most"),
     "two forms of output": (("--json", "--markdown"), "expected one of them"),
+    "a preset and a pair": (
+        ("--pair", "mine.py:make", "--preset", "long"),
+        "--preset: cannot be combined with --pair or a checkpoint",
+    ),
+    "an implementation that is no way": (
+        ("--pair", "mine.py:make", "--implementation", "sdpa"),
+        "--implementation: expected one of torch eager, torch.compile",
+    ),
+    "a baseline that is no way": (
+        ("--pair", "mine.py:make", "--baseline", "sdpa"),
+        "--baseline: expected one of torch eager, torch.compile",
+    ),
+    "a checkpoint that is not there": (
+        ("nowhere/gpt2",),
+        "CHECKPOINT: expected a folder or a file, got nowhere/gpt2; `hf download",
+    ),
+    "a checkpoint and a pair": (
+        (".", "--pair", "mine.py:make"),
+        "--pair: expected without a checkpoint, got .",
+    ),
+    "a length twice": (
+        (".", "--lengths", "5,5"),
+        "expected different whole numbers with commas between them",
+    ),
+    "no length": ((".", "--lengths", "5,0"), "expected lengths of at least 1, got '5,0'"),
+    "lengths of presets": (("--lengths", "5"), "--lengths: needs --pair or a checkpoint"),
 }
 
 
@@ -331,11 +357,3 @@ def test_a_busy_machine_is_told(ended, monkeypatch):
     assert "Warning: the machine is busy: load 999.0" in ended(small()).stderr
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert "busy" not in ended(small()).stderr
-
-
-def test_compare_is_a_command_of_its_own(tmp_path):
-    kept = tmp_path / "a.json"
-    kept.write_text(made_record().to_json())
-    outcome = run("compare", str(kept), str(kept), "--json")
-    assert outcome.exit_code == 0, outcome.stderr
-    assert json.loads(outcome.stdout)

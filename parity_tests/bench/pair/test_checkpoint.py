@@ -168,20 +168,3 @@ def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
     assert "length 5, decode" in page
     assert "layers.{layer}" in page
     assert json.loads((tmp_path / "result.json").read_text()) == record
-
-
-WRONG = {
-    ("nowhere/gpt2",): "CHECKPOINT: expected a folder or a file, got nowhere/gpt2; `hf download",
-    (".", "--pair", "mine.py:make"): "--pair: expected without a checkpoint, got .",
-    (".", "--lengths", "5,5"): "expected different whole numbers with commas between them",
-    (".", "--lengths", "5,0"): "expected lengths of at least 1, got '5,0'",
-    ("--lengths", "5"): "--lengths: needs --pair or a checkpoint",
-    ("--preset", "quick", "."): "--preset: cannot be combined with --pair or a checkpoint",
-}
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_arguments_that_do_not_fit_are_refused(arguments):
-    result = CliRunner().invoke(main, ["bench", *arguments])
-    assert result.exit_code == 2
-    assert WRONG[arguments] in " ".join(result.output.split())

@@ -214,20 +214,6 @@ def test_a_function_that_takes_no_length_is_told():
         made("mine.py:make", (3,))
 
 
-OPTIONS = {
-    ("--preset", "long"): "--preset: cannot be combined with --pair or a checkpoint",
-    ("--implementation", "sdpa"): "--implementation: expected one of torch eager, torch.compile",
-    ("--baseline", "sdpa"): "--baseline: expected one of torch eager, torch.compile",
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_options_that_do_not_fit_are_refused(options):
-    result = command("mine.py:make", *options)
-    assert result.exit_code == 2
-    assert OPTIONS[options] in " ".join(result.output.split())
-
-
 NOT_THERE = {
     "mine.py": r"expected FILE\.py:FUNCTION or package\.module:FUNCTION, got 'mine\.py'",
     "absent.py:make": r"absent\.py: expected a Python file, but there is none",

@@ -204,3 +204,11 @@ def record(workloads=WORKLOADS, slower=None, seed: int = 0, **changed) -> Record
     ]
     whole = Record(ENVIRONMENT, SETTINGS, {"float32": ROOFLINE}, tuple(rows), compiled=(COMPILED,))
     return replace(whole, **changed)
+
+
+def small(status=None, verdict=None, **more):
+    """A record of one workload; with `status`, `verdict` and more in its last row."""
+    whole = record()
+    rows = [r for r in whole.rows if r.workload == whole.rows[0].workload and r.seconds]
+    changes = {k: v for k, v in (("status", status), ("verdict", verdict)) if v}
+    return replace(whole, rows=(*rows[:-1], replace(rows[-1], **changes, **more)))

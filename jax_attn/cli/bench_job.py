@@ -17,7 +17,7 @@ from jax_attn.bench.engine.plan import Plan
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import usable_cores
 from jax_attn.bench.record import Record, Status
-from jax_attn.bench.results import flat, page, plot, table
+from jax_attn.bench.results import page, plot, table
 from jax_attn.bench.workload import PairError
 from jax_attn.cli.common import progress
 from jax_attn.cli.status import Exit
@@ -83,7 +83,7 @@ def show(
         texts = (record.to_json(), table.markdown(record), page.page(record))
         write(reports, dict(zip(RESULT_FILES, texts, strict=True)))
         click.echo(f"written: {reports / RESULT_FILES[-1]}", err=True)
-    printed = {"--json": Record.to_json, "--markdown": table.markdown, "--csv": flat.csv}
+    printed = {"--json": Record.to_json, "--markdown": table.markdown, "--csv": table.csv}
     if form:
         click.echo(printed[form](record).rstrip("\n"))
     else:

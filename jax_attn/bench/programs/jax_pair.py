@@ -1,7 +1,7 @@
 """The port of a pair in JAX, jitted in every mode. `torch_pair` says what is computed."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -43,10 +43,15 @@ class JaxPair:
         rest = jax.tree.map(lambda x: jnp.array(x) if isinstance(x, np.ndarray) else x, rest)
         self.pair, self.names_modules = pair, False
 
-        def forward(params: Any, rest: Any, inputs: Any) -> Any:
+        @contextlib.contextmanager
+        def merged(params: Any, rest: Any) -> Iterator[Any]:
             port = nnx.merge(graph, params, rest)
+            with scoped(port) if self.names_modules else contextlib.nullcontext():
+                yield port
+
+        def forward(params: Any, rest: Any, inputs: Any) -> Any:
             args, kwargs = pair.with_arrays(inputs)
-            with self._scope(port):
+            with merged(params, rest) as port:
                 outputs = pair.call_port(port, *args, **kwargs)
             return outputs, nnx.state(port, nnx.Not(nnx.Param))
 
@@ -78,14 +83,12 @@ class JaxPair:
             _, of_port = pair.cached
 
             def prefill(params: Any, rest: Any, inputs: Any) -> Any:
-                port = nnx.merge(graph, params, rest)
-                with self._scope(port):
+                with merged(params, rest) as port:
                     return of_port.prefill(port, **inputs)
 
             def decode(params: Any, rest: Any, cache: Any, inputs: Any) -> Any:
                 one = {name: a[:, :1] for name, a in inputs.items()}
-                port = nnx.merge(graph, params, rest)
-                with self._scope(port):
+                with merged(params, rest) as port:
                     return of_port.step(port, cache, **one)
 
             self.calls[PREFILL] = Call(jax.jit(prefill), takes)
@@ -99,9 +102,6 @@ class JaxPair:
         self.state["inputs"] = {name: jnp.array(a) for name, a in inputs.items()}
         self.state.pop(CACHE, None)
         return self.calls, self.state
-
-    def _scope(self, port: nnx.Module) -> contextlib.AbstractContextManager[None]:
-        return scoped(port) if self.names_modules else contextlib.nullcontext()
 
     def operations(self, mode: str, call: Callable[[], Any]) -> Operations:
         """Return where a call spends its time. Traces it again, with the names of the modules."""

@@ -15,7 +15,7 @@ from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, WorkerError
 from jax_attn.bench.implementations import IMPLEMENTATIONS, OF_PRESETS, Implementation
 from jax_attn.bench.record import Record, Status
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import PairWorkload, Workload
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
 LAYER = Workload("layer", True, 2, 5, 5, 4, 1, 3, D=12)
@@ -224,6 +224,27 @@ def test_who_has_no_program_for_any_workload_has_a_row_and_no_process(session):
     assert asked == []
     session(answers)
     assert asked == ["peer"], "whoever has one is started"
+
+
+def test_a_way_whose_process_is_lost_starts_again_at_the_next_length(monkeypatch):
+    monkeypatch.setattr(session_module, "session_environment", lambda: {"packages": {}})
+    lengths = [PairWorkload(f"length {n}", "x", "float32", (("forward", 1),), n) for n in (3, 5)]
+    verdicts = ("forward",), dict.fromkeys(lengths, agreed())
+    left = iter([LostError("turn: its process was killed")])
+    answers = {("judge", "judged"): verdicts, ("judge", "load"): {}}
+    answers |= {("jax.jit", "turn"): lambda *_: next(left, (1.0, 0.5)), ("jax.jit", "build"): {}}
+    monkeypatch.setattr(Fake, "answers", answers | {("torch eager", "build"): {}})
+    options = {"baseline": "torch eager", "limits": Limits(5, 5), "pair": "mine.py:make"}
+    with Session(Plan(("jax.jit",), 1, **options), Fake) as made:
+        list(made.run())
+        rows = {(r.workload.length, r.implementation): r for r in made.record().rows}
+    found = {key: (row.status, row.verdict, len(row.seconds)) for key, row in rows.items()}
+    assert found == {
+        (3, "torch eager"): (Status.MEASURED, None, 5),
+        (3, "jax.jit"): (Status.FAILED, "PASS", 0),
+        (5, "torch eager"): (Status.MEASURED, None, 5),
+        (5, "jax.jit"): (Status.MEASURED, "PASS", 5),
+    }
 
 
 def test_no_row_of_the_table_names_a_builder_that_is_not_there():

@@ -52,6 +52,11 @@ class Column(NamedTuple):
     modes: tuple[str, ...] = (*PAIR_MODES, *CACHED)
     device: str = ""
 
+    @property
+    def heading(self) -> str:
+        """The title on one line."""
+        return self.title.replace("\n", " ")
+
 
 # Decoding one token mostly reads the cache, so it is not compared with a matrix product.
 PRODUCTS = (*PAIR_MODES, PREFILL)
@@ -170,7 +175,7 @@ _LEGEND = {
 def legend(record: Record) -> str:
     """Return the meaning of all columns that any of the sections has."""
     shown = [column for section in sections(record) for column in columns(section, record)]
-    titles = [" ".join(column.title.split()) for column in shown]
+    titles = [column.heading for column in shown]
     meanings = (
         meaning
         for start, meaning in _LEGEND.items()
@@ -193,7 +198,7 @@ def terminal(record: Record, width: int) -> Group:
         parts += [Text(), Text.assemble((section.title, "bold"), f"  {section.about(record)}")]
         if section.measured:
             every, shown = columns(section, record), fitting(section, record, width)
-            left_out |= {c.title.replace("\n", " "): None for c in every if c not in shown}
+            left_out |= {c.heading: None for c in every if c not in shown}
             parts.append(_table(section, record, shown))
         parts += [Text(f"- {name}: {what}") for name, what in section.notes]
         parts += [Text(f"- {line}") for line in operations.sentences(section.measured)]
@@ -266,7 +271,7 @@ def markdown(record: Record) -> str:
 def _pipes(section: Section, record: Record) -> list[str]:
     shown = columns(section, record)
     rule = ("---:" if column.figure else "---" for column in shown)
-    rows = [[column.title.replace("\n", " ") for column in shown], list(rule)]
+    rows = [[column.heading for column in shown], list(rule)]
     rows += [[column.cell(row, record) for column in shown] for row in section.measured]
     return [f"| {' | '.join(row)} |" for row in rows]
 

@@ -172,7 +172,7 @@ LONG_FILES = {
     "attention/kernels/test_meshes_for_tpus.py": 20,
     "bench/pair/test_checkpoint.py": 50,
     "bench/pair/test_pair_command.py": 20,
-    "bench/test_judge.py": 20,
+    "bench/test_programs.py": 20,
     "models/test_generate.py": 40,
     "models/test_meshes.py": 15,
     "models/test_minilm.py": 20,

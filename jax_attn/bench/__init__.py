@@ -4,11 +4,11 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jax_attn.bench.pair.compare_speed import compare_speed
+    from jax_attn.bench.engine.compare_speed import compare_speed
     from jax_attn.bench.results.table import markdown
 
 __all__ = ["compare_speed", "markdown"]
-_HOMES = {"compare_speed": "pair.compare_speed", "markdown": "results.table"}
+_HOMES = {"compare_speed": "engine.compare_speed", "markdown": "results.table"}
 
 
 def __getattr__(name: str) -> Any:

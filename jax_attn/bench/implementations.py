@@ -1,25 +1,28 @@
-"""The implementations that the bench measures, a row each. Builders are named, not imported."""
+"""All that the bench can time, a row each. Builders are named, not imported."""
 
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import CACHED, PAIR_MODES, STEP, PairWorkload, Workload
 from jax_attn.environment import install_line, present
 
 TORCH, JAX = "torch", "jax"
 REFERENCE = "sdpa"  # the errors of the others are compared with its error
 OURS = "jax-attn"  # with the kernel that it chooses; the name of a forced kernel follows it
+EAGER = "torch eager"  # with its times those of a pair are compared
+JITTED = "jax.jit"
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """One implementation and where its builders are.
+    """One implementation of a workload, or one way to run a pair, or both, and its builders.
 
     core, layer, cached: "module:function", the builder for attention without projections, for a
-    layer and for attention with a cache; "" if it has none. options: passed to the builder. needs:
-    modules that must be installed. install: the command that installs them. environment: variables
-    to set before they are imported. devices: the devices on which it is measured by default.
+    layer and for attention with a cache; "" if it has none. pair: the one for a side of a pair.
+    options: passed to the builder. needs: modules that must be installed. install: the command that
+    installs them. environment: variables to set before they are imported. devices: the devices on
+    which it is measured by default. modes: those of a pair for which it makes a difference.
     """
 
     name: str
@@ -27,22 +30,26 @@ class Implementation:
     core: str = ""
     layer: str = ""
     cached: str = ""
+    pair: str = ""
     options: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     install: str = ""
     environment: dict[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "gpu")
+    modes: tuple[str, ...] = (*PAIR_MODES, *CACHED)
 
-    def builder(self, workload: Workload) -> str:
+    def builder(self, workload: Workload | PairWorkload) -> str:
         return self._kind(workload)[1]
 
-    def lacks(self, workload: Workload) -> str:
+    def lacks(self, workload: Workload | PairWorkload) -> str:
         """Return why it has no program for this kind of workload, or "" if it has one."""
         kind, builder = self._kind(workload)
         return "" if builder else f"has no program for {kind}"
 
-    def _kind(self, workload: Workload) -> tuple[str, str]:
+    def _kind(self, workload: Workload | PairWorkload) -> tuple[str, str]:
         """Return the kind of workload in words, and the builder for it."""
+        if isinstance(workload, PairWorkload):
+            return "a pair", self.pair
         if workload.layer:
             return "a layer", self.layer
         if workload.room:
@@ -65,10 +72,14 @@ def _in(
     """Return an implementation whose builders are in this package's module for that framework."""
     start = f"jax_attn.bench.programs.{framework}_programs:"
     core, layer, cached = (builder and start + builder for builder in (core, layer, cached))
+    if pair := fields.pop("pair", ""):
+        fields["pair"] = f"jax_attn.bench.programs.{framework}_pair:{pair}"
     return Implementation(name, framework, core, layer, cached, **fields)
 
 
 _on_torch, _on_jax = partial(_in, TORCH), partial(_in, JAX)
+# Compile in the worker's own process: helper processes would outlive the compilation.
+_IN_ITS_PROCESS = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def _forced(kernel: str) -> Implementation:
@@ -87,15 +98,23 @@ _ALL = (
         install="pip install flash-attn --no-build-isolation",
         devices=("gpu",),
     ),
-    _on_torch("torch eager", "eager_core", "eager_layer", "eager_cached"),
+    _on_torch(EAGER, "eager_core", "eager_layer", "eager_cached", pair="eager"),
     _on_torch("nn.MultiheadAttention", "", "torch_mha_layer"),
     _on_torch(
         "torch.compile",
         "compiled_core",
         "compiled_layer",
-        # Compile in the worker's own process: helper processes would outlive the compilation.
-        environment={"TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        pair="compiled",
+        environment=_IN_ITS_PROCESS,
     ),
+    _on_torch(
+        "torch.compile reduce-overhead",
+        pair="reducing_overhead",
+        devices=("gpu",),  # it uses CUDA graphs; elsewhere it equals torch.compile
+        environment=_IN_ITS_PROCESS,
+    ),
+    _on_jax(JITTED, pair="jitted"),
+    _on_jax("jax.jit donated", pair="donated", modes=(STEP,)),
     Implementation(
         "torchax",
         JAX,
@@ -118,3 +137,12 @@ _ALL = (
 )
 
 IMPLEMENTATIONS = {implementation.name: implementation for implementation in _ALL}
+WAYS = tuple(name for name, row in IMPLEMENTATIONS.items() if row.pair)
+"""The ways to run a pair."""
+OF_PRESETS = tuple(n for n, row in IMPLEMENTATIONS.items() if row.core or row.layer or row.cached)
+"""The implementations of the workloads of presets."""
+
+
+def by_default(names: tuple[str, ...], device: str) -> tuple[str, ...]:
+    """Return those of these names that are measured by default on a device, "cpu" or "gpu"."""
+    return tuple(name for name in names if device in IMPLEMENTATIONS[name].devices)

@@ -33,16 +33,6 @@ def paired_ratio(baseline: Times, own: Times, seed: int = 0) -> Ratio:
     return _ratio([_checked(baseline=baseline, own=own)], lambda sides: sides[0] / sides[1], seed)
 
 
-def unpaired_ratio(first: Times, second: Times, seed: int = 0) -> Ratio:
-    """Return the median of `first` over the median of `second`, which have no rounds in common.
-
-    Each side's rounds are redrawn separately: whatever slowed one side only widens the interval.
-    Few rounds and invalid times are handled as in `paired_ratio`.
-    """
-    runs = [_checked(first=first), _checked(second=second)]
-    return _ratio(runs, lambda first, second: first[0] / second[0], seed)
-
-
 def change(before: tuple[Times, Times], after: tuple[Times, Times], seed: int = 0) -> Ratio:
     """Return by what factor a time over its run's baseline changed; above 1 is slower.
 

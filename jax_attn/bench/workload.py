@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 MODES = FORWARD, BACKWARD = ("forward", "forward+backward")
 CACHED = PREFILL, DECODE = ("prefill", "decode")  # with a cache of keys and values
 STEP = "training-step"
+CACHE = "cache"
+"""The name of the cache in the state of calls, which `DECODE` reads and writes."""
 PAIR_MODES = (*MODES, STEP)
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(_BYTES)

@@ -1,29 +1,28 @@
 """`jax-attn bench`: time all implementations side by side, each only where it agrees."""
 
 import os
-import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
-from jax_attn.bench.pair.ways import EAGER, WAYS, ways_on
+from jax_attn.bench.implementations import (
+    EAGER,
+    IMPLEMENTATIONS,
+    OF_PRESETS,
+    REFERENCE,
+    WAYS,
+    by_default,
+)
 from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
-from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES, PairError
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.common.devices import expect_gpu
 from jax_attn.cli.common.selection import numbers
-from jax_attn.cli.status import Exit, WrongInput, expect_installed
+from jax_attn.cli.status import WrongInput, expect_installed
 from jax_attn.environment import settle_platforms
-
-if TYPE_CHECKING:
-    from jax_attn.bench.engine.session import SessionPlan
 
 MODES = (*PAIR_MODES, *CACHED)
 _FETCH = "`hf download org/model --local-dir FOLDER` downloads one"
@@ -176,23 +175,26 @@ def command(
     if listing:
         click.echo(catalogue())
         return
-    wrong = [*problems_of_threads(threads), *problems_of_directories(plots, reports, output)]
     named = pair or checkpoint
-    if named is not None:
-        baseline = baseline or EAGER
+    baseline = baseline or (EAGER if named else REFERENCE)
+    known = WAYS if named else OF_PRESETS
+    if not named:
+        by_mode = tuple(dict.fromkeys(PRESET_OF.get(mode, "quick") for mode in modes))
+        presets = presets or by_mode or ("quick",)
+    wrong = [*problems_of_names(known, names, baseline)]
+    if named:
         fixed = {"--preset": presets, "--tpu": tpu, "--dtype": dtype != "float32"}
-        wrong += problems_of_pair(names, baseline, fixed)
+        if given := [option for option, is_given in fixed.items() if is_given]:
+            wrong += [f"{', '.join(given)}: cannot be combined with --pair or a checkpoint"]
         if pair and checkpoint:
             wrong += [f"--pair: expected without a checkpoint, got {checkpoint}"]
         elif checkpoint and not Path(checkpoint).exists():
             wrong += [f"CHECKPOINT: expected a folder or a file, got {checkpoint}; {_FETCH}"]
     else:
-        baseline = baseline or REFERENCE
-        by_mode = tuple(dict.fromkeys(PRESET_OF.get(mode, "quick") for mode in modes))
-        presets = presets or by_mode or ("quick",)
-        wrong = [*problems(presets, names, modes, baseline), *wrong]
+        wrong += problems_of_presets(presets, modes)
         alone = {"--untrusted": untrusted, "--lengths": lengths}
         wrong += [f"{o}: needs --pair or a checkpoint" for o, is_ in alone.items() if is_]
+    wrong += [*problems_of_threads(threads), *problems_of_directories(plots, reports, output)]
     forms = {"--json": as_json, "--markdown": as_markdown, "--csv": as_csv}
     if len(asked := [option for option, is_asked in forms.items() if is_asked]) > 1:
         wrong.insert(0, f"{', '.join(forms)}: expected one of them, got {', '.join(asked)}")
@@ -206,31 +208,34 @@ def command(
     if device == "gpu":
         expect_gpu()
 
+    from jax_attn.bench.engine.plan import Plan
     from jax_attn.bench.engine.rounds import Limits
-    from jax_attn.bench.engine.session import Session, SessionPlan
     from jax_attn.bench.engine.worker import usable_cores
+    from jax_attn.cli import bench_job
 
     chosen = tuple(mode for mode in MODES if mode in modes)
-    common: dict[str, Any] = {"baseline": baseline, "device": device, "limits": Limits.of(rounds)}
-    common |= {"threads": threads or usable_cores()}
-    if named is not None:
-        common |= {"modes": chosen, "lengths": lengths, "untrusted": untrusted}
-        record, ended_by = run_pair("--pair" if pair else "CHECKPOINT", named, names, **common)
-    else:
-        kept = chosen or MODES
-        plan = SessionPlan(
-            tuple(w for w in select(presets, dtype) if not set(kept).isdisjoint(w.modes)),
-            names or tuple(name for name, i in IMPLEMENTATIONS.items() if device in i.devices),
-            modes=kept,
-            **common,
-        )
-        record, ended_by = run_session(Session(plan))
-        if tpu and ended_by is None:
-            record, ended_by = add_compiled(record, plan)
-    show(record, "".join(asked), plots, reports, output)
+    measured: dict[str, Any] = {"modes": chosen, "lengths": lengths, "untrusted": untrusted}
+    if not named:
+        of_modes = {*(chosen or MODES)}
+        workloads = (w for w in select(presets, dtype) if not of_modes.isdisjoint(w.modes))
+        measured |= {"workloads": tuple(workloads), "modes": chosen or MODES}
+    plan = Plan(
+        names or by_default(known, device),
+        threads or usable_cores(),
+        pair=named,
+        baseline=baseline,
+        device=device,
+        limits=Limits.of(rounds),
+        **measured,
+    )
+    try:
+        record, ended_by = bench_job.run(plan, tpu=tpu)
+    except PairError as error:
+        raise WrongInput(f"{'--pair' if pair else 'CHECKPOINT'}: {error}") from error
+    bench_job.show(record, "".join(asked), plots, reports, output)
     if isinstance(ended_by, Exception):
         raise ended_by
-    sys.exit(status(record))
+    sys.exit(bench_job.status(record))
 
 
 command.add_command(compare)
@@ -241,46 +246,32 @@ def catalogue() -> str:
     lines = ["presets"]
     lines += [f"  {name:20} {', '.join(w.name for w in PRESETS[name])}" for name in PRESETS]
     lines += ["implementations"]
-    for i in IMPLEMENTATIONS.values():
+    for i in map(IMPLEMENTATIONS.__getitem__, OF_PRESETS):
         where = "" if "cpu" in i.devices else ", with --device gpu or by name"
         lines.append(f"  {i.name:20} {i.absent or i.framework + where}")
     return "\n".join(lines)
 
 
-def problems(
-    presets: tuple[str, ...],
-    names: tuple[str, ...],
-    modes: tuple[str, ...],
-    baseline: str,
+def problems_of_names(
+    known: tuple[str, ...], names: tuple[str, ...], baseline: str
 ) -> Iterator[str]:
+    """Yield which of the implementations is not among the known ones, one line for each option."""
+    for option, values in (("--implementation", names), ("--baseline", (baseline,))):
+        if unknown := [value for value in values if value not in known]:
+            yield f"{option}: expected one of {', '.join(known)}, got {', '.join(unknown)}"
+
+
+def problems_of_presets(presets: tuple[str, ...], modes: tuple[str, ...]) -> Iterator[str]:
     """Yield everything that is wrong with the choice of presets, one line each."""
-    known, implementations = selectable(), ", ".join(IMPLEMENTATIONS)
-    workloads = f"{', '.join(PRESETS)}, or a workload that --list names"
-    for option, values, table, expected in (
-        ("--preset", presets, known, workloads),
-        ("--implementation", names, IMPLEMENTATIONS, implementations),
-        ("--baseline", (baseline,), IMPLEMENTATIONS, implementations),
-    ):
-        if unknown := [value for value in values if value not in table]:
-            yield f"{option}: expected one of {expected}, got {', '.join(unknown)}"
+    known = selectable()
+    if unknown := [name for name in presets if name not in known]:
+        expected = f"{', '.join(PRESETS)}, or a workload that --list names"
+        yield f"--preset: expected one of {expected}, got {', '.join(unknown)}"
     served = {mode for workload in select(known.keys() & presets) for mode in workload.modes}
     unserved = ", ".join(mode for mode in modes if mode not in served)
     if served and unserved:
         expected = " or ".join(mode for mode in MODES if mode in served)
         yield f"--mode: expected {expected}, which {', '.join(presets)} has, got {unserved}"
-
-
-def problems_of_pair(names: tuple[str, ...], baseline: str, fixed: dict[str, Any]) -> Iterator[str]:
-    """Yield everything that is wrong with the options given with --pair or a checkpoint.
-
-    fixed: options that a pair determines itself → whether the caller gave them.
-    """
-    ways = ", ".join(WAYS)
-    for option, values in (("--implementation", names), ("--baseline", (baseline,))):
-        if unknown := [value for value in values if value not in WAYS]:
-            yield f"{option}: expected one of {ways}, got {', '.join(unknown)}"
-    if given := [option for option, value in fixed.items() if value]:
-        yield f"{', '.join(given)}: cannot be combined with --pair or a checkpoint"
 
 
 def problems_of_threads(threads: int | None) -> Iterator[str]:
@@ -304,118 +295,3 @@ def problems_of_directories(
     ):
         if directory and (why := why_not_writable(directory, names)):
             yield f"{option}: expected a directory to write to, got {directory}: {why}"
-
-
-# --- the run ---------------------------------------------------------------------------------
-
-
-def run_pair(
-    argument: str, named: str, ways: tuple[str, ...], **options: Any
-) -> tuple[Record, BaseException | None]:
-    """Run the pair that a function or a checkpoint gives; return as `run_session` does."""
-    from jax_attn.bench.pair.session import PairPlan, PairSession
-
-    try:
-        ways = ways or ways_on(options["device"])
-        return run_session(PairSession(PairPlan(named, ways=ways, **options)))
-    except PairError as error:
-        raise WrongInput(f"{argument}: {error}") from error
-
-
-def run_session(session: Any) -> tuple[Record, BaseException | None]:
-    """Run with a progress bar on stderr; return the record, and the error that ended it or None."""
-    from jax_attn.bench.engine.worker import usable_cores
-    from jax_attn.cli.common.progress import counted
-
-    cores, load = usable_cores(), os.getloadavg()[0]
-    if load > 0.5 * cores:
-        click.echo(f"Warning: the machine is busy: load {load:.1f} on {cores} cores", err=True)
-    with session:
-        with closing(session.run()) as steps:
-            ended_by = exhaust(counted(steps, session.steps))
-        return session.record(interrupted=ended_by is not None), ended_by
-
-
-def add_compiled(record: Record, plan: "SessionPlan") -> tuple[Record, BaseException | None]:
-    """Return the record with the TPU compiler's figures, and the error that ended it or None."""
-    figures: list[dict[str, Any]] = []
-
-    def steps() -> Iterator[None]:
-        from jax_attn.bench.engine.tpu_compiler import compiled_for_tpu
-
-        yield from map(figures.append, compiled_for_tpu(plan.workloads, plan.modes))
-
-    ended_by = exhaust(steps())
-    return replace(record, compiled=tuple(figures), interrupted=ended_by is not None), ended_by
-
-
-def exhaust(steps: Iterable[object]) -> BaseException | None:
-    """Run every step; return the error that ended them early, so that results are kept first."""
-    try:
-        for _ in steps:
-            pass
-    except PairError:
-        raise  # nothing was measured
-    except (Exception, KeyboardInterrupt) as error:
-        # Ignored until the command ends: a second Ctrl-C must not lose what the first one kept.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        click.get_current_context().call_on_close(lambda: signal.signal(signal.SIGINT, before))
-        cause = "" if isinstance(error, KeyboardInterrupt) else f" by {type(error).__name__}"
-        click.echo(f"interrupted{cause}: showing what was measured so far", err=True)
-        return error
-    return None
-
-
-# --- the results -----------------------------------------------------------------------------
-
-
-def show(
-    record: Record, form: str, plots: Path | None, reports: Path | None, output: Path | None
-) -> None:
-    """Write the record, its page and the plots to the given paths, and print the record.
-
-    form: the option that selects the printed form; "" prints a table.
-    """
-    from jax_attn.bench.results import flat, table
-    from jax_attn.parity.judge.text import console
-    from jax_attn.report.files import RESULT_FILES, write
-
-    if output is not None:
-        write(output.parent, {output.name: record.to_json()})
-    if reports is not None:
-        from jax_attn.bench.results.page import page
-
-        texts = (record.to_json(), table.markdown(record), page(record))
-        write(reports, dict(zip(RESULT_FILES, texts, strict=True)))
-        click.echo(f"written: {reports / RESULT_FILES[-1]}", err=True)
-    printed = {"--json": Record.to_json, "--markdown": table.markdown, "--csv": flat.csv}
-    if form:
-        click.echo(printed[form](record).rstrip("\n"))
-    else:
-        out = console()
-        out.print(table.terminal(record, out.width))
-    if plots is not None:
-        from jax_attn.bench.results.plot import draw
-
-        drawn = draw(record, plots)
-        for path in drawn:
-            click.echo(f"drawn: {path}", err=True)
-        if not drawn:
-            click.echo("drawn: nothing, because nothing was timed", err=True)
-
-
-def status(record: Record) -> Exit:
-    """Return the exit status of a record.
-
-    INTERRUPTED if it was; else FAIL if a row is wrong; else INCONCLUSIVE if a verdict is, if
-    nothing was timed, or if a timed row has no ratio; else PASS.
-    """
-    if record.interrupted:
-        return Exit.INTERRUPTED
-    wrong = (Status.EXCLUDED, Status.FAILED)
-    if any(row.status in wrong or row.verdict == "FAIL" for row in record.rows):
-        return Exit.FAIL
-    doubtful = any(row.verdict == "INCONCLUSIVE" for row in record.rows)
-    timed = [row for row in record.rows if row.seconds]
-    compared = timed and all(row.ratio for row in timed)
-    return Exit.PASS if compared and not doubtful else Exit.INCONCLUSIVE

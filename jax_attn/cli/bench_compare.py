@@ -45,7 +45,7 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
     record; 3 if machines or settings differ; 4 if nothing could be compared.
     """
     from jax_attn.bench.record import Record
-    from jax_attn.bench.results.compare import compare, differences
+    from jax_attn.bench.results.compare import compare, comparison_table, differences
 
     try:
         before_run, after_run = Record.read(before), Record.read(after)
@@ -62,7 +62,6 @@ def command(before: Path, after: Path, threshold: float, as_json: bool) -> None:
 
         click.echo(json.dumps(comparison.as_dict(), indent=1))
     else:
-        from jax_attn.bench.results.table import comparison_table
         from jax_attn.parity.judge.text import console
 
         out = console()

@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from jax_attn.bench.engine import memory, turn
+from jax_attn.bench.engine import memory, runner
 from jax_attn.bench.engine.rounds import Limits, interleaved
-from jax_attn.bench.engine.runner import TURN_SECONDS, Runner
+from jax_attn.bench.engine.runner import TURN_SECONDS, timed_round, timed_turn
 from jax_attn.bench.engine.worker import (
     AbsentError,
     LostError,
@@ -22,12 +22,12 @@ from jax_attn.bench.engine.worker import (
 
 def test_a_turn_tells_when_a_call_returned_and_when_its_result_was_there(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(turn.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(runner.time, "perf_counter", lambda: now[0])
 
     def after(seconds):
         now[0] += seconds
 
-    found = turn.timed_turn(lambda: after(0.25), lambda _: after(0.5), seconds=2.0)
+    found = timed_turn(lambda: after(0.25), lambda _: after(0.5), seconds=2.0)
     assert found == (0.75, 0.25)
     assert now == [2.25], "calls begin until the time is up"
 
@@ -157,16 +157,13 @@ COLD = {
 @pytest.mark.parametrize("row", COLD)
 def test_the_cold_call_of_a_turn_counts_only_where_that_does_not_show(row):
     first, later, turn = COLD[row]
-    runner = Runner("jax-attn", "cpu", 1)
     asked = []
 
-    class Engine:
-        def turn(self, mode, seconds):
-            asked.append(seconds)
-            return later if len(asked) > 1 else first
+    def take(seconds):
+        asked.append(seconds)
+        return later if len(asked) > 1 else first
 
-    runner.engine = Engine()
-    assert runner.turn("forward") == turn
+    assert timed_round(take) == turn
     assert asked == [0.0, TURN_SECONDS][: len(asked)]
 
 

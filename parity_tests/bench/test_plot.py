@@ -8,13 +8,12 @@ import re
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from helpers.bench import bench_record
 from jax_attn.bench.record import Status
 from jax_attn.bench.results import plot
-from jax_attn.bench.results.series import QUANTITIES, families, lines, shares, spread_out
+from jax_attn.bench.results.series import QUANTITIES, families, lines, shares
 from jax_attn.bench.workload import MODES
 
 RECORD = bench_record.record(bench_record.LONG[:2])
@@ -181,25 +180,3 @@ def test_shares_are_of_this_runs_roofline():
     for row, share in rows:
         assert share == row.workload.flops("forward") / row.median_s / bench_record.ROOFLINE
     assert shares(replace(RECORD, roofline={}), MODES[0]) == []
-
-
-APART = {
-    "far enough": ([0.0, 0.5, 1.0], [0.0, 0.5, 1.0]),
-    "all on one spot": ([0.5, 0.5, 0.5], [0.4, 0.5, 0.6]),
-    "one in the way": ([0.0, 0.05, 0.9], [-0.025, 0.075, 0.9]),
-    "none": ([], []),
-}
-
-
-@pytest.mark.parametrize("row", APART)
-def test_labels_move_no_more_than_they_must(row):
-    wanted, placed = APART[row]
-    assert spread_out(wanted, 0.1) == pytest.approx(placed)
-
-
-def test_labels_never_meet_and_keep_their_order():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        placed = spread_out(sorted(rng.uniform(0, 1, 13)), 0.055)
-        # Of two neighbours, up to 1, a product and a sum each are rounded.
-        assert np.diff(placed).min() >= 0.055 - 4 * 2.0**-53

@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from helpers.bench.bench_stand_in import DEFAULTS, Fake
+from jax_attn.bench.engine import plan, processes
 from jax_attn.bench.engine import session as session_module
+from jax_attn.bench.engine.plan import Plan
 from jax_attn.bench.engine.rounds import Limits
-from jax_attn.bench.engine.session import Session, SessionPlan
+from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, WorkerError
-from jax_attn.bench.implementations import IMPLEMENTATIONS, Implementation
+from jax_attn.bench.implementations import IMPLEMENTATIONS, OF_PRESETS, Implementation
 from jax_attn.bench.record import Record, Status
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import PairWorkload, Workload
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
 LAYER = Workload("layer", True, 2, 5, 5, 4, 1, 3, D=12)
+PRODUCTS = ("products by jax", "products by torch")
 
 
 TABLE = {
@@ -38,11 +41,12 @@ def session(monkeypatch):
     times = iter(range(1, 10**6))
     monkeypatch.setitem(DEFAULTS, "turn", lambda *_: (1.0 + 1e-6 * next(times), 0.5))
 
-    def run(answers=None, table=None, stop_at="", workload=LAYER, **options):
+    def run(answers=None, table=None, stop_at="", workloads=(LAYER,), **options):
         monkeypatch.setattr(Fake, "answers", answers or {})
-        monkeypatch.setattr(session_module, "IMPLEMENTATIONS", TABLE | (table or {}))
+        for module in (plan, processes, session_module):
+            monkeypatch.setattr(module, "IMPLEMENTATIONS", TABLE | (table or {}))
         options = {"implementations": ("peer", "ours"), "limits": Limits(5, 5)} | options
-        with Session(SessionPlan((workload,), threads=1, **options), Fake) as made:
+        with Session(Plan(threads=1, workloads=workloads, **options), Fake) as made:
             for step in made.run():
                 if stop_at and stop_at in step:
                     break
@@ -73,9 +77,7 @@ def test_what_fails_its_verdict_is_excluded_and_never_timed(session):
         return agreed("FAIL", "output: wrong") if tensors == "wrong" else agreed()
 
     answers = {("peer", "tensors"): "wrong", ("judge", "judge"): judged}
-    # The yardstick's product is a turn too: it is another framework's here.
-    table = {"peer": replace(TABLE["peer"], framework="torch")}
-    _, rows = session(answers | {("peer", "turn"): RefusedError("timed")}, table)
+    _, rows = session(answers | {("peer", "turn"): RefusedError("timed")})
     for mode in ("forward", "forward+backward"):
         row = rows[mode, "peer"]
         assert (row.status, row.verdict) == (Status.EXCLUDED, "FAIL")
@@ -159,8 +161,7 @@ def test_what_is_not_timed_says_why(session, row):
 def test_a_process_lost_in_its_turn_keeps_no_times_and_misses_the_next_mode(session):
     left = iter([(1.0, 0.5), (2.0, 0.5)])
     lost = LostError("turn: its process was killed")
-    table = {"peer": replace(TABLE["peer"], framework="torch")}
-    _, rows = session({("peer", "turn"): lambda *_: next(left, lost)}, table)
+    _, rows = session({("peer", "turn"): lambda *_: next(left, lost)})
     row = rows["forward", "peer"]
     assert (row.status, row.seconds, row.reason) == (Status.FAILED, (), str(lost))
     assert row.ratio is None
@@ -172,8 +173,8 @@ def test_where_the_baseline_is_lost_the_others_have_times_and_no_ratio(session):
     calls = iter(range(100))
     lost = LostError("turn: its process was killed")
 
-    def turn(*_):  # five of them are the yardstick's
-        return lost if next(calls) == 7 else (1.0, 0.5)
+    def turn(*_):
+        return lost if next(calls) == 2 else (1.0, 0.5)
 
     _, rows = session({("sdpa", "turn"): turn})
     assert (rows["forward", "sdpa"].status, rows["forward", "sdpa"].seconds) == (Status.FAILED, ())
@@ -189,9 +190,9 @@ def test_an_interrupted_run_keeps_what_was_measured(session):
 
 
 def test_what_has_no_attention_alone_says_so_and_everyone_else_has_it():
-    lacking = {n for n, i in IMPLEMENTATIONS.items() if i.lacks(CORE)}
+    lacking = {name for name in OF_PRESETS if IMPLEMENTATIONS[name].lacks(CORE)}
     assert lacking == {"nn.MultiheadAttention", "equinox"}
-    without_layer = {n for n, i in IMPLEMENTATIONS.items() if i.lacks(LAYER)}
+    without_layer = {name for name in OF_PRESETS if IMPLEMENTATIONS[name].lacks(LAYER)}
     assert without_layer == {"sdpa flash", "sdpa cudnn", "sdpa efficient", "flash-attn"}
 
 
@@ -206,16 +207,16 @@ def test_how_long_dispatch_takes_is_kept_where_the_device_is_another(session):
 def test_on_a_gpu_processes_are_started_once_for_each_workload(session, monkeypatch):
     """Its allocator's peak cannot be reset."""
     monkeypatch.setattr(Fake, "started", [])
-    session(device="gpu")
+    session(device="gpu", workloads=(LAYER, replace(LAYER, name="other")))
     names = [worker.name for worker in Fake.started]
-    assert sorted(names) == ["judge", "ours", "peer", "sdpa"]
+    assert sorted(names) == sorted(["judge", *PRODUCTS, *2 * ["ours", "peer", "sdpa"]])
 
 
 def test_who_has_no_program_for_any_workload_has_a_row_and_no_process(session):
     step, asked = replace(CORE, T=1, room=263), []
     table = {name: replace(TABLE[name], cached="m:cached") for name in ("sdpa", "ours")}
     answers = {("peer", "load"): lambda: asked.append("peer")}
-    _, rows = session(answers, table, workload=step)
+    _, rows = session(answers, table, workloads=(step,))
     assert set(rows) == {("decode", name) for name in ("sdpa", "peer", "ours")}
     row = rows["decode", "peer"]
     assert (row.status, row.reason) == (Status.NOT_RUN, "has no program for attention with a cache")
@@ -225,10 +226,31 @@ def test_who_has_no_program_for_any_workload_has_a_row_and_no_process(session):
     assert asked == ["peer"], "whoever has one is started"
 
 
+def test_a_way_whose_process_is_lost_starts_again_at_the_next_length(monkeypatch):
+    monkeypatch.setattr(session_module, "session_environment", lambda: {"packages": {}})
+    lengths = [PairWorkload(f"length {n}", "x", "float32", (("forward", 1),), n) for n in (3, 5)]
+    verdicts = ("forward",), dict.fromkeys(lengths, agreed())
+    left = iter([LostError("turn: its process was killed")])
+    answers = {("judge", "judged"): verdicts, ("judge", "load"): {}}
+    answers |= {("jax.jit", "turn"): lambda *_: next(left, (1.0, 0.5)), ("jax.jit", "build"): {}}
+    monkeypatch.setattr(Fake, "answers", answers | {("torch eager", "build"): {}})
+    options = {"baseline": "torch eager", "limits": Limits(5, 5), "pair": "mine.py:make"}
+    with Session(Plan(("jax.jit",), 1, **options), Fake) as made:
+        list(made.run())
+        rows = {(r.workload.length, r.implementation): r for r in made.record().rows}
+    found = {key: (row.status, row.verdict, len(row.seconds)) for key, row in rows.items()}
+    assert found == {
+        (3, "torch eager"): (Status.MEASURED, None, 5),
+        (3, "jax.jit"): (Status.FAILED, "PASS", 0),
+        (5, "torch eager"): (Status.MEASURED, None, 5),
+        (5, "jax.jit"): (Status.MEASURED, "PASS", 5),
+    }
+
+
 def test_no_row_of_the_table_names_a_builder_that_is_not_there():
     for implementation in IMPLEMENTATIONS.values():
-        builders = implementation.core, implementation.layer, implementation.cached
-        for builder in filter(None, builders):
+        i = implementation
+        for builder in filter(None, (i.core, i.layer, i.cached, i.pair)):
             module, _, name = builder.partition(":")
             source = Path(find_spec(module).origin).read_text()
             assert f"\ndef {name}(" in source

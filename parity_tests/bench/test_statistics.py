@@ -75,17 +75,6 @@ def test_rounds_are_redrawn_whole():
     assert other_rounds.high / other_rounds.low > 1.5
 
 
-def test_what_has_no_rounds_in_common_is_redrawn_apart():
-    drift = np.random.default_rng(0).uniform(1, 9, 7)
-    found = statistics.unpaired_ratio(2 * drift, drift)
-    assert found.median == pytest.approx(2)
-    assert found.high / found.low > 1.5, "together it would be 2 to 2"
-    assert statistics.unpaired_ratio([2.0] * 9, [1.0] * 5).side == 1, "other numbers of rounds"
-    assert statistics.unpaired_ratio([2.0] * 9, [1.0] * 4).side == 0
-    with pytest.raises(ValueError, match="second: expected rounds"):
-        statistics.unpaired_ratio([1.0], [])
-
-
 def test_the_median_is_that_of_the_medians():
     found = paired_ratio([8.0, 6.0, 7.0, 90.0, 1.0], [2.0, 2.0, 2.0, 2.0, 50.0])
     assert found.median == 3.5

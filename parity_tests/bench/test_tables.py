@@ -11,7 +11,7 @@ from rich.console import Console
 
 from helpers.bench import bench_record
 from jax_attn.bench.record import Ratio, Record, Status
-from jax_attn.bench.results import flat, table, words
+from jax_attn.bench.results import table, words
 
 RECORD = bench_record.record(bench_record.LONG[:2], interrupted=True)
 
@@ -112,8 +112,8 @@ def test_a_narrow_terminal_keeps_name_verdict_time_and_speed(width):
 
 
 def test_csv_has_every_measurement():
-    first, *rows = csv.reader(io.StringIO(flat.csv(RECORD)))
-    assert first == list(flat.COLUMNS)
+    first, *rows = csv.reader(io.StringIO(table.csv(RECORD)))
+    assert first == list(table.CSV_COLUMNS)
     assert len(rows) == len(RECORD.rows)
     for line, row in zip(rows, RECORD.rows, strict=True):
         cells = dict(zip(first, line, strict=True))

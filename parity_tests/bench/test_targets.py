@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import fill_docs
+import numpy as np
 import pytest
 import targets
 
@@ -187,6 +188,15 @@ def test_rounds_that_a_slow_peer_left_do_not_count():
         for r in RECORD.rows
     )
     assert met(replace(RECORD, rows=tuple(rows))) == met(RECORD)
+
+
+def test_what_has_no_rounds_in_common_is_redrawn_apart():
+    drift = tuple(np.random.default_rng(0).uniform(1, 9, 7))
+    fast = replace(RECORD.rows[0], seconds=drift)
+    found = targets.apart("", replace(fast, seconds=tuple(2 * t for t in drift)), fast)
+    assert found.value == pytest.approx(2)
+    low, high = map(float, re.findall(r"[\d.]+", found.text)[1:])
+    assert high / low > 1.5, "together it would be 2 to 2"
 
 
 def test_the_table_names_machine_and_versions():

@@ -7,10 +7,14 @@ import pytest
 
 from jax_attn.bench.arrays import sampled_cotangent, sampled_rows, seeded_arrays
 from jax_attn.bench.presets import PRESETS, select
-from jax_attn.bench.workload import Workload
+from jax_attn.bench.workload import DECODE, MODES, PREFILL, Workload
 
 CORE = Workload("core", False, 1, 257, 263, 4, 2, 5, is_causal=True)
 LAYER = Workload("layer", True, 2, 5, 5, 4, 1, 3, D=12)
+STEP, PROMPT, CHUNK = (
+    Workload("cached", False, 2, T, S, 6, 2, 5, is_causal=True, room=53)
+    for T, S in ((1, 37), (23, 23), (7, 37))
+)
 
 
 def test_every_preset_has_workloads_and_no_name_stands_for_two():
@@ -38,6 +42,34 @@ def test_each_length_is_measured_full_and_causal_one_after_the_other(preset):
     assert all(f"{full.name}/causal" == causal.name for full, causal in pairs)
     assert all((full.is_causal, causal.is_causal) == (False, True) for full, causal in pairs)
     assert all(full.T == causal.T for full, causal in pairs)
+
+
+@pytest.mark.parametrize("w", [STEP, PROMPT, CHUNK], ids=["step", "prompt", "chunk"])
+def test_work_is_two_products_by_every_key_that_a_token_sees(w):
+    seen = sum(w.filled + t + 1 for t in range(w.T))
+    assert w.filled + w.T == w.S
+    assert w.pairs == seen
+    assert w.flops(*w.modes) == 2 * 2 * w.B * w.N * seen * w.H
+    assert w.cached_bytes == 2 * 4 * w.B * w.S * w.K * w.H
+    assert replace(w, dtype="bfloat16").cached_bytes == w.cached_bytes // 2
+
+
+def test_a_workload_has_its_modes_and_no_others():
+    assert [w.modes for w in (STEP, PROMPT, CHUNK)] == [(DECODE,), (PREFILL,), (PREFILL,)]
+    assert replace(STEP, room=0).modes == MODES
+    for preset in (DECODE, PREFILL):
+        assert {w.modes for w in PRESETS[preset]} == {(preset,)}
+
+
+def test_decode_has_what_its_targets_compare():
+    named = {w.name: w for w in PRESETS[DECODE]}
+    for B in (1, 8):
+        heads, one = named[f"decode/{B}x8192"], named[f"decode/{B}x8192/mqa"]
+        assert (heads.B, heads.S, heads.N, heads.K, heads.H) == (B, 8192, 16, 16, 64)
+        assert replace(heads, name=one.name, K=1) == one
+    little, much = named["decode/512of512"], named["decode/512of32768"]
+    assert (little.S, little.room, much.room) == (512, 512, 32768)
+    assert replace(little, name=much.name, room=much.room) == much
 
 
 def test_arrays_are_the_same_for_everyone_and_others_for_another_seed():

@@ -5,7 +5,7 @@ roundoff (`jax_attn.parity.judge.budget`); no tolerance is typed in. The cotange
 those rows, so every gradient depends only on them, and the reference computes no others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,8 @@ class Judge:
         reports = [
             report for kind, named in tensors.items() for report in self._kind(mode, kind, named)
         ]
-        return {
-            "verdict": str(Verdict.worst(r.verdict for r in reports)),
-            "reason": "; ".join(f"{r.label}: {why}" for r in reports for why in r.reasons),
-            **errors(reports),
-        }
+        reasons = (f"{r.label}: {why}" for r in reports for why in r.reasons)
+        return fields(Verdict.worst(r.verdict for r in reports), reasons, reports)
 
     def _kind(self, mode: str, kind: str, named: Mapping[str, np.ndarray]) -> list[TensorReport]:
         exact, budgets = self.exact[kind], self.budgets[kind]
@@ -67,6 +64,13 @@ class Judge:
             judge(exact[name], tensor, own.get(name), budgets[name], name=name, **labels)
             for name, tensor in wide(named).items()
         ]
+
+
+def fields(
+    verdict: Verdict, reasons: Iterable[str], reports: Sequence[TensorReport]
+) -> dict[str, Any]:
+    """Return a verdict as fields of a measurement."""
+    return {"verdict": str(verdict), "reason": "; ".join(reasons), **errors(reports)}
 
 
 def errors(reports: Sequence[TensorReport]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Matrix products and memory reads are timed in the same way; their best rates are
 run.
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -112,6 +113,9 @@ def _measure(
         turns[framework] = partial(_turn, worker)
     for _ in interleaved(turns, times, "", Limits(least=5, most=5), seed):
         pass
+    for framework in turns:
+        with contextlib.suppress(WorkerError):
+            workers[framework].ask("drop")  # a process that waits must not hold the arrays
     for name, seconds in times.items():
         rates[name] = max(rates.get(name, 0.0), amount / statistics.median(seconds))
 

@@ -13,6 +13,9 @@ from jax_attn.transfer import Layout, flatten
 
 Inputs: TypeAlias = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
 
+RATE, DECAY = 1e-3, 1e-2
+"""The learning rate and weight decay of AdamW in a training step."""
+
 
 class Cached(NamedTuple):
     """Functions by which a side reads a prompt into a cache, and then one more token.
@@ -85,6 +88,13 @@ class Pair(NamedTuple):
         if isinstance(self.inputs, Mapping):
             return (), dict(arrays)
         return tuple(arrays.values()), {}
+
+
+def described(pair: Pair) -> str:
+    """Return the names, dtypes and shapes of the inputs in one line."""
+    return ", ".join(
+        f"{name} {np.dtype(a.dtype).name}{list(a.shape)}" for name, a in pair.named_inputs.items()
+    )
 
 
 def _called(module: Any, *args: Any, **kwargs: Any) -> Any:

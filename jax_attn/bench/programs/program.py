@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,28 @@ class Program:
     compiled: bool = False
     cache: Any = None
     cache_bytes: int | None = None
+
+
+class Call(NamedTuple):
+    """One mode of a program in JAX, as a pure function of a state of named arrays.
+
+    jitted: the compiled function. takes: names of its arguments. gives: names of the parts of its
+    result that replace arrays of the state; "" for a part that does not.
+    """
+
+    jitted: Any
+    takes: tuple[str, ...]
+    gives: tuple[str, ...] = ()
+
+    def __call__(self, state: dict[str, Any]) -> Any:
+        """Start the call, and return its result, which may be unfinished."""
+        result = self.jitted(*[state[name] for name in self.takes])
+        if self.gives:
+            state.update((n, part) for n, part in zip(self.gives, result, strict=True) if n)
+        return result
+
+    def lowered(self, state: Mapping[str, Any]) -> Any:
+        return self.jitted.lower(*[state[name] for name in self.takes])
 
 
 def flax_shapes(workload: Workload) -> dict[str, tuple[int, ...]]:

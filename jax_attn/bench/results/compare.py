@@ -13,8 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from rich import box
+from rich.cells import cell_len
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
 from jax_attn.bench import statistics
 from jax_attn.bench.record import Measurement, Ratio, Record, Status
+from jax_attn.bench.results import words
+from jax_attn.bench.results.table import SPEEDS
 from jax_attn.bench.workload import PairWorkload, Workload
 from jax_attn.parity.judge.text import finite
 
@@ -187,3 +195,61 @@ def _rows(record: Record) -> dict[tuple[Workload | PairWorkload, str, str], Meas
 
 def _identity(row: Measurement) -> dict[str, Any]:
     return {"workload": row.workload.name, "mode": row.mode, "implementation": row.implementation}
+
+
+def comparison_table(comparison: Comparison, width: int) -> Group:
+    """Show two runs side by side, the largest slowdown first; then rows without a ratio, and why.
+
+    width: the console's width; if it is too narrow, the two times are left out.
+    """
+    titles = ["workload", "mode", "implementation", "before", "after", "change [95%]", ""]
+    rows = []
+    for change in sorted(comparison.changes, key=_slowdown, reverse=True):
+        row, outcome = change.before, _outcome(change, comparison)
+        times = (words.seconds(r.median_s) for r in (change.before, change.after))
+        named = (row.workload.name, row.mode, row.implementation, *times)
+        cells = (*named, words.ratio(change.over_baseline), outcome)
+        rows.append(dict(zip(titles, cells, strict=True)))
+    lines = [{title: title for title in titles}, *rows]
+    needed = sum(2 + max(cell_len(line[title]) for line in lines) for title in titles)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = [t for t in titles if needed <= width or t not in ("before", "after")]
+    for title in shown:
+        figure = title in ("before", "after", "change [95%]")
+        table.add_column(title, justify="right" if figure else "left", no_wrap=True)
+    for line in rows:
+        is_worse = line[""] in ("REGRESSION", "WRONG")
+        table.add_row(*(line[t] for t in shown), style="bold red" if is_worse else "")
+    head = [
+        Text(f"{name} {was or 'absent'} → {now or 'absent'}")
+        for name, (was, now) in comparison.versions.items()
+        if was != now
+    ]
+    notes = [
+        Text(
+            f"- {row.workload.name}, {row.mode}, {row.implementation}: {why}",
+            style="bold red" if row in comparison.broken else "",
+        )
+        for row, why in comparison.unpaired
+    ]
+    summary = (
+        f"{comparison.compared} rows compared, {len(comparison.regressions)} slower by more than "
+        f"{100 * comparison.threshold:g}%, {len(comparison.broken)} now wrong or failed, "
+        f"{len(comparison.unpaired)} without a ratio"
+    )
+    about = "change: ratio of a row's time over its own run's baseline; above 1 is slower"
+    return Group(*head, table, *notes, Text(summary, style="bold"), Text(about, style="dim"))
+
+
+def _slowdown(change: Change) -> float:
+    return change.over_baseline.median if change.over_baseline else 0.0
+
+
+def _outcome(change: Change, comparison: Comparison) -> str:
+    if change.after in comparison.broken:
+        return "WRONG"
+    if change.over_baseline is None:
+        return "baseline"
+    if change.slower_by(comparison.threshold):
+        return "REGRESSION"
+    return SPEEDS[-change.over_baseline.side]  # the ratio is of times: above 1 is slower

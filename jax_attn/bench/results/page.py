@@ -67,7 +67,7 @@ def _section(section: Section, record: Record) -> dict[str, Any]:
     return {
         "title": section.title,
         "about": section.about(record),
-        "titles": [column.title.replace("\n", " ") for column in shown],
+        "titles": [column.heading for column in shown],
         "rows": [_row(row, record, shown, slowest) for row in section.measured],
         "notes": [f"{name}: {what}" for name, what in section.notes],
         "operations": by_side(section.measured),
@@ -75,7 +75,7 @@ def _section(section: Section, record: Record) -> dict[str, Any]:
 
 
 def _row(row: Measurement, record: Record, shown: Any, slowest: float) -> dict[str, Any]:
-    cells = {column.title.replace("\n", " "): column.cell(row, record) for column in shown}
+    cells = {column.heading: column.cell(row, record) for column in shown}
     return {"cells": cells, "percent": round(100 * (row.median_s or 0.0) / slowest, 1)}
 
 

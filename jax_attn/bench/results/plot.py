@@ -8,7 +8,7 @@ import io
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,25 +133,31 @@ def _against_length(
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     baseline = record.settings["baseline"]
-    figure = Figure(figsize=(8.4, 5.2))
-    about = quantity.about.format(baseline=baseline)
     shape = key.name
     if isinstance(key, Workload):
         shape = words.shape(replace(key, T=1, S=1)).replace(" T=1", "")
-    below, above = _frame(figure, record, f"{quantity.title}: {mode}", shape, about)
-    bottom = below + 0.07
-    axes = figure.add_axes((0.09, bottom, 0.56, above - bottom))
+    figure = Figure(figsize=(8.4, 5.2), layout="constrained")
+    _frame(figure, record, f"{quantity.title}: {mode}", quantity.about.format(baseline=baseline))
+    axes = figure.subplots()
+    axes.set_title(shape, loc="left", color=FAINT, fontsize=9)
     axes.set(xscale="log", xlabel="length T")
     axes.set_yscale("log", base=quantity.base)
     marks = dict(zip(sorted(line.implementation for line in curves), MARKERS * 2, strict=False))
     for line in curves:
-        weight: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.3, "zorder": 3}
-        if line.implementation == OURS:
-            weight = {"markersize": 6, "linewidth": 2.6, "zorder": 4}
+        is_ours = line.implementation == OURS
         colour = _colour(line.implementation, line.framework, baseline)
         x, low, middle, high = zip(*line.points, strict=True)
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(x, middle, color=colour, marker=marks[line.implementation], **weight)
+        axes.plot(
+            x,
+            middle,
+            color=colour,
+            label=line.label,
+            marker=marks[line.implementation],
+            markersize=6 if is_ours else 4.5,
+            linewidth=2.6 if is_ours else 1.3,
+            zorder=4 if is_ours else 3,
+        )
     lengths = sorted({point[0] for line in curves for point in line.points})
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -164,106 +170,67 @@ def _against_length(
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.7)
     axes.set_axisbelow(True)
-    _label_ends(axes, curves, baseline)
+    # In the order of the lines' ends, so that a name is near its line.
+    legend = axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
+    _embolden(legend.get_texts(), [line.implementation for line in curves])
     return figure
-
-
-def _label_ends(axes: Any, curves: list[Line], baseline: str) -> None:
-    """Write each line's name to the right of the axes, with a thin line leading to it."""
-    to_axes = (axes.transData + axes.transAxes.inverted()).transform
-    axes.autoscale_view()
-    rising = curves[::-1]
-    ends = [to_axes((line.points[-1][0], line.points[-1][2])) for line in rising]
-    thin = {"arrowstyle": "-", "linewidth": 0.6, "shrinkA": 2, "shrinkB": 4, "relpos": (0, 0.5)}
-    places = series.spread_out([y for _, y in ends], gap=0.055)
-    for line, end, place in zip(rising, ends, places, strict=True):
-        colour = _colour(line.implementation, line.framework, baseline)
-        axes.annotate(
-            line.label,
-            xy=end,
-            xytext=(1.08, place),
-            **dict.fromkeys(("xycoords", "textcoords"), "axes fraction"),
-            va="center",
-            color=colour if colour in (VERMILION, BLUE) else INK,
-            fontweight="bold" if line.implementation == OURS else "normal",
-            arrowprops=thin | {"color": colour},
-            annotation_clip=False,
-        )
 
 
 def _shares(record: Record, mode: str, panels: list[tuple[Workload | PairWorkload, Shares]]) -> Any:
     from matplotlib.figure import Figure
 
     columns = min(3, len(panels))
-    grid = [panels[i : i + columns] for i in range(0, len(panels), columns)]
-    # Inches: height of a bar, width of a panel, height of its title, height of the page's frame.
-    bar, panel, beside, frame = 0.17, 4.0, 0.45, 1.6
-    heights = [bar * max(len(rows) for _, rows in line) + beside for line in grid]
-    height, width = sum(heights) + frame, panel * columns
-    figure = Figure(figsize=(width, height))
+    lines = -(-len(panels) // columns)
+    tallest = max(len(rows) for _, rows in panels)
+    # Inches: a bar is .17 high, the title of a panel .45, title and caption together 1.6.
+    size = 4.0 * columns, (0.17 * tallest + 0.45) * lines + 1.6
+    figure = Figure(figsize=size, layout="constrained")
     about = (
         "Useful floating-point operations per second, over those of a matrix product measured in "
         "the same run (dashed)."
     )
-    _, above = _frame(figure, record, "Share of the GEMM roofline", mode, about)
+    _frame(figure, record, f"Share of the GEMM roofline: {mode}", about)
     farthest = max([1.0, *(share for _, rows in panels for _, share in rows)])
-    top = above * height
-    for line, tall in zip(grid, heights, strict=True):
-        for i, (workload, rows) in enumerate(line):
-            bars = bar * len(rows)
-            left, bottom = (panel * i + 1.7) / width, (top - 0.1 - bars) / height
-            axes = figure.add_axes((left, bottom, 2.1 / width, bars / height))
-            _panel(axes, workload, rows, record.settings["baseline"], farthest)
-        top -= tall
+    every = [*figure.subplots(lines, columns, squeeze=False).flat]
+    for axes in every:
+        axes.set_axis_off()
+    for axes, (workload, rows) in zip(every, panels, strict=False):
+        axes.set_axis_on()
+        _panel(axes, workload, rows, record.settings["baseline"])
+        axes.set(xlim=(0, farthest + 0.25), ylim=(tallest - 0.4, -0.6), xticks=[])
     return figure
 
 
-def _panel(
-    axes: Any, workload: Workload | PairWorkload, rows: Shares, baseline: str, farthest: float
-) -> None:
+def _panel(axes: Any, workload: Workload | PairWorkload, rows: Shares, baseline: str) -> None:
     names = [row.implementation for row, _ in rows]
     colours = [_colour(row.implementation, row.framework, baseline) for row, _ in rows]
-    places = range(len(rows))
-    axes.barh(places, [share for _, share in rows], color=colours, height=0.72)
-    for place, (row, share) in zip(places, rows, strict=True):
-        bold = "bold" if row.implementation == OURS else "normal"
-        axes.text(
-            share + 0.02,
-            place,
-            words.percent(share),
-            va="center",
-            fontsize=7,
-            fontweight=bold,
-            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.5},  # over the line at 100%
-        )
+    bars = axes.barh(range(len(rows)), [share for _, share in rows], color=colours, height=0.72)
+    # Over the line at 100%.
+    white = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+    figures = [words.percent(share) for _, share in rows]
+    texts = axes.bar_label(bars, figures, padding=3, fontsize=7, bbox=white)
     axes.axvline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
     axes.set_title(workload.name, loc="left", fontsize=9, fontweight="bold", pad=4)
-    axes.set_yticks(places, names, fontsize=7)
-    for label in axes.get_yticklabels():
-        label.set_fontweight("bold" if label.get_text() == OURS else "normal")
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, farthest + 0.08)
-    axes.set_xticks([])
+    axes.set_yticks(range(len(rows)), names, fontsize=7)
+    _embolden(texts, names)
+    _embolden(axes.get_yticklabels(), names)
     axes.tick_params(axis="y", length=0)
     axes.spines["bottom"].set_visible(False)
 
 
-def _frame(
-    figure: Any, record: Record, title: str, subtitle: str, about: str
-) -> tuple[float, float]:
-    """Draw the title above and the caption below: what is shown, and where it was measured.
+def _embolden(texts: Iterable[Any], names: Iterable[str]) -> None:
+    """Set the texts of our own implementation in bold."""
+    for text, name in zip(texts, names, strict=True):
+        text.set_fontweight("bold" if name == OURS else "normal")
 
-    Returns (bottom, top) of the space between, as fractions of the figure's height.
-    """
-    width, height = figure.get_size_inches()
-    left, line = 0.2 / width, 0.125
-    figure.text(left, 1 - 0.15 / height, title, fontsize=12, fontweight="bold", va="top")
-    figure.text(left, 1 - 0.40 / height, subtitle, color=FAINT, va="top")
-    wide = int(width * 19)
+
+def _frame(figure: Any, record: Record, title: str, about: str) -> None:
+    """Write the title above and the caption below: what is shown, and where it was measured."""
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, fontweight="bold")
+    wide = int(figure.get_figwidth() * 19)
     caption = [part for text in (about, *words.place(record)) for part in textwrap.wrap(text, wide)]
-    lines_below = "\n".join(caption)
-    figure.text(left, 0.1 / height, lines_below, fontsize=6.5, color=FAINT, va="bottom")
-    return (0.25 + line * len(caption)) / height, 1 - 0.75 / height
+    below = {"x": 0.02, "ha": "left", "fontsize": 6.5, "color": FAINT}
+    figure.supxlabel("\n".join(caption), **below)
 
 
 def _slug(key: Workload | PairWorkload, mode: str) -> str:

@@ -5,9 +5,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-from scipy.optimize import isotonic_regression
-
 from jax_attn.bench.record import Measurement, Record
 from jax_attn.bench.results import words
 from jax_attn.bench.results.table import roofline_share, sections
@@ -132,10 +129,3 @@ def shares(record: Record, mode: str) -> list[tuple[Workload | PairWorkload, Sha
         if section.mode == mode and rows:
             panels.append((section.workload, rows))
     return panels
-
-
-def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Return positions at least `gap` apart, as near to the ascending `wanted` as possible."""
-    # Position i minus i·gap must not descend, which is isotonic least squares.
-    apart = gap * np.arange(len(wanted))
-    return list(isotonic_regression(wanted - apart).x + apart) if len(wanted) else []

@@ -3,8 +3,10 @@
 Rows without a time are listed below with the reason, never dropped.
 """
 
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping
+from csv import writer as csv_writer
 from typing import Any, NamedTuple
 
 from rich import box
@@ -15,7 +17,6 @@ from rich.text import Text
 
 from jax_attn.bench.record import READS, Measurement, Record, Status
 from jax_attn.bench.results import operations, words
-from jax_attn.bench.results.compare import Change, Comparison
 from jax_attn.bench.workload import CACHED, DECODE, PAIR_MODES, PREFILL, PairWorkload, Workload
 from jax_attn.parity.judge.text import number
 
@@ -32,7 +33,7 @@ _COMPILED: dict[str, Callable[[Any], str]] = {
     "outputs": lambda n: f"outputs {words.size(n)}",
 }
 _STYLES = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow"}
-_SPEEDS = {1: "faster", 0: "no difference", -1: "slower"}
+SPEEDS = {1: "faster", 0: "no difference", -1: "slower"}
 _SPEED_STYLES = {"faster": "green", "slower": "red"}
 
 
@@ -50,6 +51,11 @@ class Column(NamedTuple):
     figure: bool = True
     modes: tuple[str, ...] = (*PAIR_MODES, *CACHED)
     device: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title on one line."""
+        return self.title.replace("\n", " ")
 
 
 # Decoding one token mostly reads the cache, so it is not compared with a matrix product.
@@ -127,7 +133,7 @@ def speed(row: Measurement, record: Record) -> str:
     """Return the speed against the baseline in words."""
     if row.implementation == record.settings["baseline"]:
         return "baseline"
-    return _SPEEDS[row.ratio.side] if row.ratio else words.DASH
+    return SPEEDS[row.ratio.side] if row.ratio else words.DASH
 
 
 def sections(record: Record) -> Iterator[Section]:
@@ -169,7 +175,7 @@ _LEGEND = {
 def legend(record: Record) -> str:
     """Return the meaning of all columns that any of the sections has."""
     shown = [column for section in sections(record) for column in columns(section, record)]
-    titles = [" ".join(column.title.split()) for column in shown]
+    titles = [column.heading for column in shown]
     meanings = (
         meaning
         for start, meaning in _LEGEND.items()
@@ -192,7 +198,7 @@ def terminal(record: Record, width: int) -> Group:
         parts += [Text(), Text.assemble((section.title, "bold"), f"  {section.about(record)}")]
         if section.measured:
             every, shown = columns(section, record), fitting(section, record, width)
-            left_out |= {c.title.replace("\n", " "): None for c in every if c not in shown}
+            left_out |= {c.heading: None for c in every if c not in shown}
             parts.append(_table(section, record, shown))
         parts += [Text(f"- {name}: {what}") for name, what in section.notes]
         parts += [Text(f"- {line}") for line in operations.sentences(section.measured)]
@@ -242,64 +248,6 @@ def compiled(item: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def comparison_table(comparison: Comparison, width: int) -> Group:
-    """Show two runs side by side, the largest slowdown first; then rows without a ratio, and why.
-
-    width: the console's width; if it is too narrow, the two times are left out.
-    """
-    titles = ["workload", "mode", "implementation", "before", "after", "change [95%]", ""]
-    rows = []
-    for change in sorted(comparison.changes, key=_slowdown, reverse=True):
-        row, outcome = change.before, _outcome(change, comparison)
-        times = (words.seconds(r.median_s) for r in (change.before, change.after))
-        named = (row.workload.name, row.mode, row.implementation, *times)
-        cells = (*named, words.ratio(change.over_baseline), outcome)
-        rows.append(dict(zip(titles, cells, strict=True)))
-    lines = [{title: title for title in titles}, *rows]
-    needed = sum(2 + max(cell_len(line[title]) for line in lines) for title in titles)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = [t for t in titles if needed <= width or t not in ("before", "after")]
-    for title in shown:
-        figure = title in ("before", "after", "change [95%]")
-        table.add_column(title, justify="right" if figure else "left", no_wrap=True)
-    for line in rows:
-        is_worse = line[""] in ("REGRESSION", "WRONG")
-        table.add_row(*(line[t] for t in shown), style="bold red" if is_worse else "")
-    head = [
-        Text(f"{name} {was or 'absent'} → {now or 'absent'}")
-        for name, (was, now) in comparison.versions.items()
-        if was != now
-    ]
-    notes = [
-        Text(
-            f"- {row.workload.name}, {row.mode}, {row.implementation}: {why}",
-            style="bold red" if row in comparison.broken else "",
-        )
-        for row, why in comparison.unpaired
-    ]
-    summary = (
-        f"{comparison.compared} rows compared, {len(comparison.regressions)} slower by more than "
-        f"{100 * comparison.threshold:g}%, {len(comparison.broken)} now wrong or failed, "
-        f"{len(comparison.unpaired)} without a ratio"
-    )
-    about = "change: ratio of a row's time over its own run's baseline; above 1 is slower"
-    return Group(*head, table, *notes, Text(summary, style="bold"), Text(about, style="dim"))
-
-
-def _slowdown(change: Change) -> float:
-    return change.over_baseline.median if change.over_baseline else 0.0
-
-
-def _outcome(change: Change, comparison: Comparison) -> str:
-    if change.after in comparison.broken:
-        return "WRONG"
-    if change.over_baseline is None:
-        return "baseline"
-    if change.slower_by(comparison.threshold):
-        return "REGRESSION"
-    return _SPEEDS[-change.over_baseline.side]  # the ratio is of times: above 1 is slower
-
-
 # --- Markdown --------------------------------------------------------------------------------
 
 
@@ -323,6 +271,46 @@ def markdown(record: Record) -> str:
 def _pipes(section: Section, record: Record) -> list[str]:
     shown = columns(section, record)
     rule = ("---:" if column.figure else "---" for column in shown)
-    rows = [[column.title.replace("\n", " ") for column in shown], list(rule)]
+    rows = [[column.heading for column in shown], list(rule)]
     rows += [[column.cell(row, record) for column in shown] for row in section.measured]
     return [f"| {' | '.join(row)} |" for row in rows]
+
+
+# --- CSV -------------------------------------------------------------------------------------
+
+# In units without prefixes.
+CSV_COLUMNS: dict[str, Callable[[Measurement, Record], Any]] = {
+    "workload": lambda row, _: row.workload.name,
+    "dtype": lambda row, _: row.workload.dtype,
+    "mode": lambda row, _: row.mode,
+    "implementation": lambda row, _: row.implementation,
+    "framework": lambda row, _: row.framework,
+    "status": lambda row, _: row.status,
+    "verdict": lambda row, _: row.verdict,
+    "error over torch's": lambda row, _: row.error_ratio,
+    "seconds": lambda row, _: row.median_s,
+    "speed": lambda row, _: row.ratio and row.ratio.median,
+    "speed from": lambda row, _: row.ratio and row.ratio.low,
+    "speed to": lambda row, _: row.ratio and row.ratio.high,
+    "FLOP/s": lambda row, _: row.flops_per_s,
+    "of GEMM": roofline_share,
+    "of memory": memory_share,
+    "tokens/s": lambda row, _: row.tokens_per_s,
+    "dispatch seconds": lambda row, _: row.dispatch_s,
+    "compile seconds": lambda row, _: row.compile_s,
+    "warm compile seconds": lambda row, _: row.warm_compile_s,
+    "programs": lambda row, _: row.programs,
+    "first call seconds": lambda row, _: row.first_call_s,
+    "peak bytes": lambda row, _: row.peak_bytes,
+    "compiler's bytes": lambda row, _: row.compiler_bytes,
+    "reason": lambda row, _: row.reason,
+}
+
+
+def csv(record: Record) -> str:
+    """Return all measurements as CSV, also those without a time; unknown cells are empty."""
+    out = io.StringIO()
+    writer = csv_writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    writer.writerows([cell(row, record) for cell in CSV_COLUMNS.values()] for row in record.rows)
+    return out.getvalue()

@@ -12,10 +12,18 @@ from flax import nnx
 from helpers.attention.meshes import assert_near, moved
 from helpers.families.whole_models import LAYERS, D
 from jax_attn import models
+from jax_attn.bench.engine.compare_speed import settings_kept
+from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.pair.checkpoint import LENGTH, pair_of_checkpoint
-from jax_attn.bench.pair.compare_speed import settings_kept
-from jax_attn.bench.pair.runner import PairRunner
-from jax_attn.bench.workload import CACHED, DECODE, PAIR_MODES, STEP, PairError
+from jax_attn.bench.workload import (
+    CACHED,
+    DECODE,
+    PAIR_MODES,
+    PREFILL,
+    STEP,
+    PairError,
+    PairWorkload,
+)
 from jax_attn.cli import main
 
 T = 7
@@ -80,26 +88,24 @@ def test_the_modes_are_those_that_the_model_has(folders):
 @pytest.mark.parametrize("way", ["torch eager", "jax.jit"])
 def test_the_prompt_is_read_before_a_step_is_timed(way, folders):
     pair = pair_of_checkpoint(folders("gpt2"), (T, T + 1))
+    one, other = (PairWorkload("a", "tokens", "float32", length=length) for length in (T, T + 1))
     with settings_kept():
-        runner = PairRunner(pair, (), way, "cpu", 1)
+        runner = Runner(way, "cpu", 1, (pair, ()))
         runner.load()
         for mode in (*CACHED, STEP):
-            runner.place(T)
+            runner.build(one, 0)
             runner.compile(mode)
-        cache = runner.runs.cache
-        assert cache is not None, "a mode's place drops no other's cache"
-        log = []
-        for name in ("prepare", "start"):
-            of = getattr(runner.runs, name)
-            setattr(runner.runs, name, lambda mode, n=name, of=of: log.append(n) or of(mode))
+        assert "cache" in runner.engine.state, "a mode's place drops no other's cache"
+        log, start = [], runner.engine.start
+        runner.engine.start = lambda mode: log.append(mode) or start(mode)
         for timed in (runner.turn, runner.operations, runner.first_call, runner.peak):
-            runner.place(T + 1)
-            assert runner.runs.cache is None
+            runner.build(other, 0)
+            assert "cache" not in runner.engine.state
             log.clear()
             timed(DECODE)
-            assert log[:2] == ["prepare", "start"]
-            assert "prepare" not in log[1:]
-            runner.place(T)
+            assert log[:2] == [PREFILL, DECODE]
+            assert PREFILL not in log[1:]
+            runner.build(one, 0)
 
 
 @pytest.mark.parametrize("name", ["bert, answers", "bert, for two sentences"])
@@ -162,20 +168,3 @@ def test_the_command_judges_times_and_looks_into_both_sides(folders, tmp_path):
     assert "length 5, decode" in page
     assert "layers.{layer}" in page
     assert json.loads((tmp_path / "result.json").read_text()) == record
-
-
-WRONG = {
-    ("nowhere/gpt2",): "CHECKPOINT: expected a folder or a file, got nowhere/gpt2; `hf download",
-    (".", "--pair", "mine.py:make"): "--pair: expected without a checkpoint, got .",
-    (".", "--lengths", "5,5"): "expected different whole numbers with commas between them",
-    (".", "--lengths", "5,0"): "expected lengths of at least 1, got '5,0'",
-    ("--lengths", "5"): "--lengths: needs --pair or a checkpoint",
-    ("--preset", "quick", "."): "--preset: cannot be combined with --pair or a checkpoint",
-}
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_arguments_that_do_not_fit_are_refused(arguments):
-    result = CliRunner().invoke(main, ["bench", *arguments])
-    assert result.exit_code == 2
-    assert WRONG[arguments] in " ".join(result.output.split())

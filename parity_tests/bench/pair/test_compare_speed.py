@@ -8,14 +8,17 @@ from flax import nnx
 
 from helpers.bench.bench_stand_in import Fake
 from jax_attn import bench
+from jax_attn.bench.engine.compare_speed import settings_kept
+from jax_attn.bench.engine.pair_judge import flops
+from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.processes import Processes
+from jax_attn.bench.engine.runner import Runner
+from jax_attn.bench.engine.session import UNTRUSTED, Session
 from jax_attn.bench.engine.worker import LostError
-from jax_attn.bench.pair.compare_speed import settings_kept
 from jax_attn.bench.pair.pair import Pair
-from jax_attn.bench.pair.runs import JaxRuns, TorchRuns
-from jax_attn.bench.pair.session import UNTRUSTED, PairPlan, PairSession
-from jax_attn.bench.pair.ways import WAYS as WAYS_OF_ALL
+from jax_attn.bench.programs.torch_pair import TorchPair
 from jax_attn.bench.record import Record, Status
-from jax_attn.bench.workload import PAIR_MODES, STEP, PairError
+from jax_attn.bench.workload import PAIR_MODES, STEP, PairError, PairWorkload
 from jax_attn.transfer import Layout, linear, load
 from jax_attn.transfer import row as pairing
 
@@ -92,9 +95,8 @@ def test_operations_of_fused_layers_are_counted():
     x = np.ones((B, T, D), np.float32)
     calls = (lambda module, x: module(x, x, x)[0], None)
     of = Pair(module, Port(), (x,), None, calls)
-    with settings_kept():
-        runs = TorchRuns(of, WAYS_OF_ALL["torch eager"], "cpu", 1)
-        assert runs.flops("forward") == 4 * 2 * B * T * D * D + 2 * 2 * B * T * T * D
+    counted = flops(TorchPair(of, "cpu"), 0, ("forward",))
+    assert counted == {"forward": 4 * 2 * B * T * D * D + 2 * 2 * B * T * T * D}
 
 
 @pytest.mark.slow
@@ -135,11 +137,13 @@ def test_compiling_is_cold_though_a_cache_on_disk_has_the_program():
 
     with settings_kept():
         for _ in range(2):
-            runs = JaxRuns(pair(), WAYS_OF_ALL["jax.jit"], "cpu", 1)
+            runner = Runner("jax.jit", "cpu", 1, (pair(), ()))
+            runner.load()
+            runner.build(PairWorkload("a", "x", "float32"), 0)
             jax.clear_caches()
             jax.monitoring.register_event_listener(listen)
             try:
-                runs.compile("forward")
+                runner.compile("forward")
             finally:
                 jax.monitoring.unregister_event_listener(listen)
     assert hits == []
@@ -157,12 +161,9 @@ def lost(*_):
 
 
 def test_a_judge_that_is_lost_is_told_and_waited_for(monkeypatch):
-    about = {"modes": ("forward",), "usual_modes": ("forward",), "checks": 1}
-    about |= {"inputs": {0: "x"}, "dtype": "float64"}
-    answers = {("judge", "load"): {}, ("judge", "about"): about, ("judge", "judge"): lost}
-    monkeypatch.setattr(Fake, "answers", answers)
+    monkeypatch.setattr(Fake, "answers", {("judge", "load"): {}, ("judge", "judged"): lost})
     monkeypatch.setattr(Fake, "started", [])
-    session = PairSession(PairPlan("mine.py:make", 1), start=Fake)
+    session = Session(Plan(WAYS, 1, pair="mine.py:make"), start=Fake)
     with session, pytest.raises(PairError, match="killed, perhaps because memory ran out"):
         list(session.run())
     (judge,) = Fake.started
@@ -172,8 +173,7 @@ def test_a_judge_that_is_lost_is_told_and_waited_for(monkeypatch):
 def test_products_of_float64_are_in_float64(monkeypatch):
     monkeypatch.setattr(Fake, "answers", {})
     monkeypatch.setattr(Fake, "started", [])
-    with PairSession(PairPlan("mine.py:make", 1), start=Fake) as session:
-        list(session._measure_products("float64"))
+    Processes(Plan(WAYS, 1, pair="mine.py:make"), Fake).for_rooflines("float64")
     assert {worker.environment["JAX_ENABLE_X64"] for worker in Fake.started} == {"1"}
 
 

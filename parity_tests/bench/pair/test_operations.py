@@ -6,13 +6,11 @@ import torch
 from flax import nnx
 
 from helpers.families.whole_models import LAYERS
-from jax_attn.bench.pair import operations
 from jax_attn.bench.pair.checkpoint import pair_of_checkpoint
-from jax_attn.bench.pair.compare_speed import settings_kept
-from jax_attn.bench.pair.operations import REST, jax_operations, scoped, torch_operations
-from jax_attn.bench.pair.runs import JaxRuns
-from jax_attn.bench.pair.ways import WAYS
-from jax_attn.bench.workload import DECODE
+from jax_attn.bench.programs import operations
+from jax_attn.bench.programs.jax_pair import JaxPair
+from jax_attn.bench.programs.operations import REST, jax_operations, scoped, torch_operations
+from jax_attn.bench.workload import DECODE, PREFILL
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +67,11 @@ def test_nothing_was_spent_where_a_profile_has_no_operations():
 
 def test_a_steps_products_are_of_the_modules_whose_parameters_they_read(small):
     """XLA makes them itself, of a row alone, and says nothing of where they come from."""
-    with settings_kept():
-        runs = JaxRuns(pair_of_checkpoint(small("gpt2").folder, (5,)), WAYS["jax.jit"], "cpu", 1)
-        runs.names_modules = True
-        runs.prepare(DECODE)
-        program = runs.jitted[DECODE].lower(*runs._arguments(DECODE)).compile().as_text()
+    side = JaxPair(pair_of_checkpoint(small("gpt2").folder, (5,)))
+    side.names_modules = True
+    calls, state = side.at(5)
+    _, state["cache"] = calls[PREFILL](state)
+    program = calls[DECODE].lowered(state).compile().as_text()
     places = operations._places(program)
     products = {path for operation, (path, _) in places.values() if operation == "dot"}
     parts = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.out_proj")

@@ -6,10 +6,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from jax_attn.bench.engine.compare_speed import Here, settings_kept
+from jax_attn.bench.engine.plan import Plan
 from jax_attn.bench.engine.rounds import Limits
-from jax_attn.bench.pair.compare_speed import Here, settings_kept
+from jax_attn.bench.engine.session import Session
+from jax_attn.bench.implementations import EAGER
 from jax_attn.bench.pair.made import made
-from jax_attn.bench.pair.session import PairPlan, PairSession
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.workload import PairError
 from jax_attn.cli import main
@@ -102,7 +104,7 @@ import numpy as np
 def inputs(length):
     return {"x": np.ones((length, 5), np.float32)}
 """
-WAYS = ("torch eager", "jax.jit")
+WAYS = (EAGER, "jax.jit")
 
 
 @pytest.fixture(autouse=True)
@@ -118,12 +120,14 @@ def command(named: str, *options: str):
     return CliRunner().invoke(main, ["bench", "--pair", named, *options])
 
 
+def planned(function: str, *modes: str, **options) -> Plan:
+    """Of a run whose processes are all this one."""
+    options |= {"pair": f"mine.py:{function}", "modes": modes, "limits": Limits.of(2)}
+    return Plan(WAYS, 1, baseline=EAGER, alone=False, **options)
+
+
 def run_here(function: str, **options) -> Record:
-    """A run whose processes are all this one."""
-    plan = PairPlan(
-        f"mine.py:{function}", 1, WAYS, ("forward",), limits=Limits.of(2), alone=False, **options
-    )
-    with settings_kept(), PairSession(plan, start=Here) as session:
+    with settings_kept(), Session(planned(function, "forward", **options), Here) as session:
         list(session.run())
         return session.record()
 
@@ -199,9 +203,8 @@ def test_the_command_tells_it_and_leaves_2():
 
 
 def test_modes_that_it_has_not_are_told():
-    plan = PairPlan("mine.py:make", 1, WAYS, ("decode",), alone=False)
     expected = "expected modes among forward, forward.backward, training-step, got decode"
-    session = PairSession(plan, start=Here)
+    session = Session(planned("make", "decode"), Here)
     with settings_kept(), session, pytest.raises(PairError, match=expected):
         list(session.run())
 
@@ -209,20 +212,6 @@ def test_modes_that_it_has_not_are_told():
 def test_a_function_that_takes_no_length_is_told():
     with pytest.raises(PairError, match="expected an argument `length`, which --lengths gives"):
         made("mine.py:make", (3,))
-
-
-OPTIONS = {
-    ("--preset", "long"): "--preset: cannot be combined with --pair or a checkpoint",
-    ("--implementation", "sdpa"): "--implementation: expected one of torch eager, torch.compile",
-    ("--baseline", "sdpa"): "--baseline: expected one of torch eager, torch.compile",
-}
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_options_that_do_not_fit_are_refused(options):
-    result = command("mine.py:make", *options)
-    assert result.exit_code == 2
-    assert OPTIONS[options] in " ".join(result.output.split())
 
 
 NOT_THERE = {

@@ -17,7 +17,6 @@ PEERS = ("jax.nn", "flax nnx", "keras")
 LAYER_PEERS = (*PEERS, "equinox")
 SMALL = ((1, 10, 512), (2, 10, 512))
 LARGE = ((8, 512, 512), (2, 2048, 512))
-# The beginnings of the workloads' names, and how their table calls them.
 # How a group's workloads begin -> what they are, and whom all of them are compared with.
 GROUPS = {
     "seeds/": ("small layers", LAYER_PEERS),
@@ -98,6 +97,15 @@ def slower(label: str, slow: Measurement | None, fast: Measurement | None) -> Fi
     return Figure(ratio.median, f"{label}: {words.ratio(ratio)}")
 
 
+def apart(label: str, slow: Measurement | None, fast: Measurement | None) -> Figure:
+    """How many times the first's time is the second's, which have no round in common."""
+    if slow is None or fast is None:
+        return Figure(None, f"{label}: –")
+    times = ((row.seconds, [1.0] * len(row.seconds)) for row in (slow, fast))
+    ratio = statistics.change(*times)
+    return Figure(ratio.median, f"{label}: {words.ratio(ratio)}")
+
+
 # --- what the targets ask for ---------------------------------------------------------------
 
 
@@ -134,16 +142,10 @@ def of_roofline(record: Record) -> list[Figure]:
 
 
 def causal_over_full(record: Record) -> list[Figure]:
-    """The two are workloads of their own, and have no rounds in common."""
-
-    def one(T: int) -> Figure:
-        pair = [ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)]
-        if None in pair:
-            return Figure(None, f"{T}: –")
-        ratio = statistics.unpaired_ratio(pair[0].seconds, pair[1].seconds)
-        return Figure(ratio.median, f"{T}: {words.ratio(ratio)}")
-
-    return [one(T) for T in LENGTHS]
+    return [
+        apart(str(T), *(ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)))
+        for T in LENGTHS
+    ]
 
 
 def layers_over(
@@ -207,7 +209,7 @@ def steps_over(K: int) -> Callable[[Record], list[Figure]]:
 
 def one_head_over_all(record: Record) -> list[Figure]:
     """By batch, the tokens a second of our multi-query step over our multi-head step's."""
-    return [apart(record, f"B={B}", step(B, 16), step(B, 1)) for B in BATCHES]
+    return [steps_apart(record, f"B={B}", step(B, 16), step(B, 1)) for B in BATCHES]
 
 
 def smaller_cache(record: Record) -> list[Figure]:
@@ -225,16 +227,11 @@ def smaller_cache(record: Record) -> list[Figure]:
 
 def little_of_much(record: Record) -> list[Figure]:
     label = "32,768 places over 512"
-    return [apart(record, label, step(1, 16, 512, 32768), step(1, 16, 512, 512))]
+    return [steps_apart(record, label, step(1, 16, 512, 32768), step(1, 16, 512, 512))]
 
 
-def apart(record: Record, label: str, slow: Callable, fast: Callable) -> Figure:
-    """How many times our step's time on the one workload is that on the other: no round of both."""
-    pair = [ours(rows(record, fits, DECODE)) for fits in (slow, fast)]
-    if None in pair:
-        return Figure(None, f"{label}: –")
-    ratio = statistics.unpaired_ratio(*(row.seconds for row in pair))
-    return Figure(ratio.median, f"{label}: {words.ratio(ratio)}")
+def steps_apart(record: Record, label: str, slow: Callable, fast: Callable) -> Figure:
+    return apart(label, *(ours(rows(record, fits, DECODE)) for fits in (slow, fast)))
 
 
 def at_least(bound: float) -> Callable[[float], bool]:

@@ -42,12 +42,13 @@ def torch_operations(module: torch.nn.Module, call: Callable[[], object]) -> Ope
             call()
     spent: dict[tuple[str, str], float] = defaultdict(float)
     events: Any = profile.events()
-    forward = {e.sequence_nr: _module_of(e) for e in events if e.sequence_nr >= 0 and _module_of(e)}
-    for event in events:
-        if event.name.startswith(_MARK):
-            continue
-        path = _module_of(event) or _forward_of(event, forward)
-        spent[path, event.name] += event.self_cpu_time_total
+    modules = [(event, _first(event, _module_of)) for event in events]
+    # An operation of a backward pass has the number of the one that it differentiates.
+    forward = {e.sequence_nr: path for e, path in modules if e.sequence_nr >= 0 and path}
+    for event, path in modules:
+        if not event.name.startswith(_MARK):
+            path = path or _first(event, lambda e: forward.get(e.sequence_nr))
+            spent[path, event.name] += event.self_cpu_time_total
     return _longest(spent, 1e-6)
 
 
@@ -78,24 +79,19 @@ def _marked(module: torch.nn.Module) -> Iterator[None]:
             hook.remove()
 
 
-def _module_of(event: Any) -> str:
-    """Return the path of the innermost module around an event, or "" without one."""
+def _first(event: Any, of: Callable[[Any], str | None]) -> str:
+    """Return what `of` says of the innermost event that it knows, or "" if it knows none."""
     while event is not None:
-        if event.name.startswith(_MARK):
-            return event.name.removeprefix(_MARK)
-        if event.name.startswith("Optimizer.step"):  # torch's own mark
-            return OPTIMIZER
+        if (found := of(event)) is not None:
+            return found
         event = event.cpu_parent
     return ""
 
 
-def _forward_of(event: Any, forward: dict[int, str]) -> str:
-    """Return the module of the operation that an event of a backward pass differentiates."""
-    while event is not None:
-        if event.sequence_nr in forward:
-            return forward[event.sequence_nr]
-        event = event.cpu_parent
-    return ""
+def _module_of(event: Any) -> str | None:
+    if event.name.startswith(_MARK):
+        return event.name.removeprefix(_MARK)
+    return OPTIMIZER if event.name.startswith("Optimizer.step") else None  # torch's own mark
 
 
 def jax_operations(program: str, call: Callable[[], object]) -> Operations:

@@ -12,11 +12,12 @@ import torch
 from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache
 
+from jax_attn.bench.engine.plan import Plan
 from jax_attn.bench.engine.rounds import Limits
+from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import RefusedError, WorkerError, usable_cores
+from jax_attn.bench.implementations import EAGER, WAYS, by_default
 from jax_attn.bench.pair.made import pair_of
-from jax_attn.bench.pair.session import PairPlan, PairSession
-from jax_attn.bench.pair.ways import EAGER, WAYS, ways_on
 from jax_attn.bench.record import Record
 from jax_attn.bench.workload import PAIR_MODES, PairError
 from jax_attn.transfer import Layout
@@ -63,13 +64,13 @@ def compare_speed(
     ValueError, with all that is wrong with the arguments.
     """
     device = "gpu" if jax.default_backend() == "gpu" else "cpu"
-    ways = ways or ways_on(device)
+    ways = ways or by_default(WAYS, device)
     problems = [
         f"{name}: expected some of {known}, got {given!r}"
         for name, given, known in (
             ("modes", modes or PAIR_MODES, PAIR_MODES),
-            ("ways", ways, tuple(WAYS)),
-            ("baseline", (baseline,), tuple(WAYS)),
+            ("ways", ways, WAYS),
+            ("baseline", (baseline,), WAYS),
         )
         if not set(given) <= set(known)
     ]
@@ -89,18 +90,18 @@ def compare_speed(
         )
     given = (reference, port, inputs, layout, (reference_call, port_call))
     pair = pair_of("compare_speed", given, problems)
-    plan = PairPlan(
-        pair,
-        threads or cores,
+    plan = Plan(
         ways,
-        modes,
-        baseline,
-        device,
+        threads or cores,
+        pair=pair,
+        modes=modes,
+        baseline=baseline,
+        device=device,
         limits=Limits.of(rounds),
         untrusted=untrusted,
         alone=False,
     )
-    with settings_kept(), PairSession(plan, start=Here) as session:
+    with settings_kept(), Session(plan, start=Here) as session:
         for _ in session.run():
             pass
         return session.record()

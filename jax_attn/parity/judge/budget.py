@@ -198,9 +198,3 @@ def _rounded_up(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         narrow = a.astype(dtype)
     return np.where(narrow < a, np.nextafter(narrow, dtype.type(math.inf)), narrow)
-
-
-def projection(got: np.ndarray, want: np.ndarray) -> float:
-    """Return <got - want, want> / <want, want>, the relative error that all elements share."""
-    norm = float(np.square(want).sum())
-    return float(((got - want) * want).sum()) / norm if norm > 0 else 0.0

@@ -268,12 +268,6 @@ def pairs(case: Case) -> set[frozenset]:
     return {frozenset(pair) for pair in combinations(case.levels, 2)}
 
 
-@cache
-def reachable() -> frozenset[frozenset]:
-    """Return every pair of levels that some row could have."""
-    return frozenset().union(*(pairs(case) for case in _all()))
-
-
 def _all() -> Iterator[Case]:
     for design, f in FACTORS.items():
         for dtype in f.dtypes:

@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     config.stash[_PROBLEMS] = []
     if not hasattr(config, "workerinput"):  # an xdist worker sends its results to the controller
-        config.pluginmanager.register(pytest_report.Run(config), "jax_attn_report")
+        config.pluginmanager.register(pytest_report.SessionRun(config), "jax_attn_report")
 
 
 # --- the marker -------------------------------------------------------------------------------

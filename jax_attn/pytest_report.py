@@ -65,7 +65,7 @@ def _environment() -> dict[str, Any]:
 # --- in the process that started the run ------------------------------------------------------
 
 
-class Run:
+class SessionRun:
     """A plugin that gathers every check of a run, and writes and counts them at its end.
 
     Raises UsageError if the report cannot be written into the given directory.

@@ -208,7 +208,7 @@ def command(
     if device == "gpu":
         expect_gpu()
 
-    from jax_attn.bench.engine.plan import Plan
+    from jax_attn.bench.engine.plan import BenchPlan
     from jax_attn.bench.engine.rounds import Limits
     from jax_attn.bench.engine.worker import usable_cores
     from jax_attn.cli import bench_job
@@ -219,7 +219,7 @@ def command(
         of_modes = {*(chosen or MODES)}
         workloads = (w for w in select(presets, dtype) if not of_modes.isdisjoint(w.modes))
         measured |= {"workloads": tuple(workloads), "modes": chosen or MODES}
-    plan = Plan(
+    plan = BenchPlan(
         names or by_default(known, device),
         threads or usable_cores(),
         pair=named,

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import usable_cores
 from jax_attn.bench.record import Record, Status
@@ -25,7 +25,7 @@ from jax_attn.parity.judge.text import console
 from jax_attn.report.files import RESULT_FILES, write
 
 
-def run(plan: Plan, tpu: bool) -> tuple[Record, BaseException | None]:
+def run(plan: BenchPlan, tpu: bool) -> tuple[Record, BaseException | None]:
     """Run with a progress bar on stderr; return the record, and the error that ended it or None.
 
     tpu: whether to add the TPU compiler's figures. Raises PairError.
@@ -40,7 +40,7 @@ def run(plan: Plan, tpu: bool) -> tuple[Record, BaseException | None]:
     return add_compiled(record, plan) if tpu and ended_by is None else (record, ended_by)
 
 
-def add_compiled(record: Record, plan: Plan) -> tuple[Record, BaseException | None]:
+def add_compiled(record: Record, plan: BenchPlan) -> tuple[Record, BaseException | None]:
     """Return the record with the TPU compiler's figures, and the error that ended it or None."""
     figures: list[dict[str, Any]] = []
 

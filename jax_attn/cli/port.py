@@ -121,7 +121,7 @@ def command(
     expect_there("IN", source)
 
     from jax_attn.cli.port_job import (
-        Outcome,
+        PortOutcome,
         carry_out,
         imported_layout,
         open_job,
@@ -134,7 +134,7 @@ def command(
     layout = None if named is None else imported_layout(named)
     heads = {"--num-heads": num_heads, "--num-kv-heads": num_kv_heads, "--head-dim": head_dim}
     settle_platforms()
-    outcome = Outcome()
+    outcome = PortOutcome()
     try:
         tell_leftovers(target, clean)
         job = open_job(source, to, layout, strip, heads)

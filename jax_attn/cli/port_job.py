@@ -63,7 +63,7 @@ logits = model(tokens).logits  # tokens: (B, T) integers"""
 
 
 @dataclass
-class Outcome:
+class PortOutcome:
     """The outcome of a port so far; None stands for what is not known yet.
 
     written: the folder, if it was kept. has_model: whether `jax_attn.models` can load it.
@@ -241,7 +241,7 @@ def plan_job(job: Job, to: Side, ignore: Sequence[str], **casting: Any) -> PortP
 
 
 def carry_out(
-    job: Job, plan: PortPlan, target: Path, kind: str, check: bool, outcome: Outcome
+    job: Job, plan: PortPlan, target: Path, kind: str, check: bool, outcome: PortOutcome
 ) -> None:
     """Write, prove and check; keep nothing if any of these fails. Raises TransferError.
 

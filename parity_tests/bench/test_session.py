@@ -9,7 +9,7 @@ import pytest
 from helpers.bench.bench_stand_in import DEFAULTS, Fake
 from jax_attn.bench.engine import plan, processes
 from jax_attn.bench.engine import session as session_module
-from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.rounds import Limits
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import AbsentError, LostError, RefusedError, WorkerError
@@ -46,7 +46,7 @@ def session(monkeypatch):
         for module in (plan, processes, session_module):
             monkeypatch.setattr(module, "IMPLEMENTATIONS", TABLE | (table or {}))
         options = {"implementations": ("peer", "ours"), "limits": Limits(5, 5)} | options
-        with Session(Plan(threads=1, workloads=workloads, **options), Fake) as made:
+        with Session(BenchPlan(threads=1, workloads=workloads, **options), Fake) as made:
             for step in made.run():
                 if stop_at and stop_at in step:
                     break
@@ -235,7 +235,7 @@ def test_a_way_whose_process_is_lost_starts_again_at_the_next_length(monkeypatch
     answers |= {("jax.jit", "turn"): lambda *_: next(left, (1.0, 0.5)), ("jax.jit", "build"): {}}
     monkeypatch.setattr(Fake, "answers", answers | {("torch eager", "build"): {}})
     options = {"baseline": "torch eager", "limits": Limits(5, 5), "pair": "mine.py:make"}
-    with Session(Plan(("jax.jit",), 1, **options), Fake) as made:
+    with Session(BenchPlan(("jax.jit",), 1, **options), Fake) as made:
         list(made.run())
         rows = {(r.workload.length, r.implementation): r for r in made.record().rows}
     found = {key: (row.status, row.verdict, len(row.seconds)) for key, row in rows.items()}

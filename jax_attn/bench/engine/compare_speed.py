@@ -12,7 +12,7 @@ import torch
 from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache
 
-from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.rounds import Limits
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import RefusedError, WorkerError, usable_cores
@@ -90,7 +90,7 @@ def compare_speed(
         )
     given = (reference, port, inputs, layout, (reference_call, port_call))
     pair = pair_of("compare_speed", given, problems)
-    plan = Plan(
+    plan = BenchPlan(
         ways,
         threads or cores,
         pair=pair,

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from jax_attn.bench.engine import memory
-from jax_attn.bench.programs.program import Call, Program
+from jax_attn.bench.programs.program import TimedCall, TimedProgram
 from jax_attn.bench.workload import BACKWARD, CACHE, CACHED, FORWARD
 
 
@@ -26,7 +26,7 @@ def with_gradients(call: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Ar
     return step
 
 
-class Engine:
+class JaxEngine:
     """The functions of one program at a time, and the arrays of their state, on one device."""
 
     is_compiled = True
@@ -46,7 +46,7 @@ class Engine:
         return array
 
     def load(
-        self, program: Program, inputs: list[np.ndarray], cotangent: np.ndarray | None
+        self, program: TimedProgram, inputs: list[np.ndarray], cotangent: np.ndarray | None
     ) -> None:
         """Take an implementation of a workload."""
         # One tuple, because looking up each array would count as a part of a short call.
@@ -64,14 +64,16 @@ class Engine:
         def cached(cache: Any, leaves: Any) -> Any:
             return program.call(cache, *leaves)
 
-        donating = Call(jax.jit(cached, donate_argnums=0), (CACHE, "leaves"), ("", CACHE))
+        donating = TimedCall(jax.jit(cached, donate_argnums=0), (CACHE, "leaves"), ("", CACHE))
         calls = {
-            FORWARD: Call(jax.jit(forward), ("leaves",)),
-            BACKWARD: Call(jax.jit(backward), ("cotangent", "leaves")),
+            FORWARD: TimedCall(jax.jit(forward), ("leaves",)),
+            BACKWARD: TimedCall(jax.jit(backward), ("cotangent", "leaves")),
         }
         self.take(calls | dict.fromkeys(CACHED, donating), state)
 
-    def take(self, calls: Mapping[str, Call], state: dict[str, Any], compiled: bool = True) -> None:
+    def take(
+        self, calls: Mapping[str, TimedCall], state: dict[str, Any], compiled: bool = True
+    ) -> None:
         """Take calls by mode, which JAX always compiles."""
         assert compiled
         self.calls, self.state = calls, state

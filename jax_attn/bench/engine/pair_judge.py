@@ -28,7 +28,7 @@ from jax_attn.parity.checking.check import check
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.reference import plain_kernels
+from jax_attn.parity.run.torch_settings import plain_kernels
 
 # Whether a mode has a cache -> why a pair lacks it.
 _LACKS = {

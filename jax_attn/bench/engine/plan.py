@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """What a run measures, either workloads of presets or a pair, and its settings.
 
     implementations: names in IMPLEMENTATIONS. pair: the function that makes the pair, the

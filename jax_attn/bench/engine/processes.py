@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.worker import (
     PATIENCE_SECONDS,
     AbsentError,
@@ -28,7 +28,7 @@ class Processes:
     every process must make again; empty without a pair.
     """
 
-    def __init__(self, plan: Plan, start: Callable[..., Any] = Worker) -> None:
+    def __init__(self, plan: BenchPlan, start: Callable[..., Any] = Worker) -> None:
         self.plan, self._start = plan, start
         self.workers: dict[str, Any] = {}
         self.unloaded: dict[str, tuple[Status, str]] = {}

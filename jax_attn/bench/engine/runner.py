@@ -20,7 +20,7 @@ from jax_attn.bench.arrays import (
 )
 from jax_attn.bench.engine import memory
 from jax_attn.bench.implementations import IMPLEMENTATIONS
-from jax_attn.bench.programs.program import Program, UnsuitedError
+from jax_attn.bench.programs.program import TimedProgram, UnsuitedError
 from jax_attn.bench.workload import BACKWARD, CACHE, DECODE, PREFILL, PairWorkload, Workload
 from jax_attn.transfer import as_numpy
 
@@ -30,6 +30,7 @@ TURN_SECONDS = 0.02  # least duration of a turn: a short call is timed as often 
 COLD_MATTERS_SECONDS = 0.2
 # torch's threads spin for about 12 ms after their work; the next turn must not share the cores.
 _REST_SECONDS = 0.02
+_ENGINES = {"jax": "jax_engine:JaxEngine", "torch": "torch_engine:TorchEngine"}
 
 
 class Runner:
@@ -38,7 +39,7 @@ class Runner:
     pair: (what `made` takes, lengths) of a user's pair; None for the workloads of presets.
     """
 
-    program: Program  # of a preset's workload
+    program: TimedProgram  # of a preset's workload
     workload: Workload | PairWorkload | None = None  # None for a plain product or sum
 
     def __init__(
@@ -59,7 +60,7 @@ class Runner:
         except Exception as error:
             raise ImportError(f"does not import: {type(error).__name__}: {error}") from error
         framework = self.implementation.framework
-        engine = resolve_name(f"jax_attn.bench.engine.{framework}_engine:Engine")
+        engine = resolve_name(f"jax_attn.bench.engine.{_ENGINES[framework]}")
         if self.pair is None:
             self.engine = engine(self.device, self.threads)
             return {}
@@ -101,7 +102,7 @@ class Runner:
 
     def _build_plain(self, function: Callable[..., Any], *arrays: np.ndarray) -> None:
         self.drop()
-        program = Program(function, {}, writes_scores=False)
+        program = TimedProgram(function, {}, writes_scores=False)
         self.engine.load(program, [self.engine.place(a) for a in arrays], None)
 
     def drop(self) -> None:

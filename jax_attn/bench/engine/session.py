@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 from jax_attn.bench import statistics
 from jax_attn.bench.arrays import sampled_rows
 from jax_attn.bench.engine import memory
-from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.processes import Processes
 from jax_attn.bench.engine.rounds import interleaved, measure_products, measure_reads
 from jax_attn.bench.engine.worker import RefusedError, Worker, WorkerError
@@ -37,7 +37,7 @@ Key: TypeAlias = tuple[Workload | PairWorkload, str, str]
 class Session:
     """One run. Whatever ends it early, `record` returns what was measured so far."""
 
-    def __init__(self, plan: Plan, start: Callable[..., Any] = Worker) -> None:
+    def __init__(self, plan: BenchPlan, start: Callable[..., Any] = Worker) -> None:
         self.plan, self.processes = plan, Processes(plan, start)
         self._workloads: tuple[Workload | PairWorkload, ...] = plan.workloads
         self._modes = plan.modes or (*MODES, *CACHED)

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from jax_attn.bench.engine import memory
-from jax_attn.bench.programs.program import Program
+from jax_attn.bench.programs.program import TimedProgram
 from jax_attn.bench.workload import BACKWARD, CACHED, FORWARD, STEP
 from jax_attn.transfer.arrays import as_torch
 
 
-class Engine:
+class TorchEngine:
     """The functions of one program at a time, and their state, on one device."""
 
     def __init__(self, device: str, threads: int) -> None:
@@ -32,7 +32,7 @@ class Engine:
     put = place
 
     def load(
-        self, program: Program, inputs: list[torch.Tensor], cotangent: torch.Tensor | None
+        self, program: TimedProgram, inputs: list[torch.Tensor], cotangent: torch.Tensor | None
     ) -> None:
         """Take an implementation of a workload."""
         tracked = [x.detach().clone().requires_grad_() for x in inputs]

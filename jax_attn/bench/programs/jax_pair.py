@@ -18,7 +18,7 @@ from jax_attn.bench.programs.operations import (
     scope,
     scoped,
 )
-from jax_attn.bench.programs.program import Call
+from jax_attn.bench.programs.program import TimedCall
 from jax_attn.bench.workload import BACKWARD, CACHE, DECODE, FORWARD, PREFILL, STEP
 
 
@@ -71,9 +71,9 @@ class JaxPair:
         self.state = {"params": params, "rest": rest, "optimizer": tx.init(params)}
         takes = "params", "rest", "inputs"
         self.calls = {
-            FORWARD: Call(jax.jit(forward), takes),
-            BACKWARD: Call(jax.jit(jax.grad(loss, has_aux=True)), takes),
-            STEP: Call(
+            FORWARD: TimedCall(jax.jit(forward), takes),
+            BACKWARD: TimedCall(jax.jit(jax.grad(loss, has_aux=True)), takes),
+            STEP: TimedCall(
                 jax.jit(step, **of_step),
                 ("params", "optimizer", "rest", "inputs"),
                 ("params", "optimizer", ""),
@@ -91,12 +91,14 @@ class JaxPair:
                 with merged(params, rest) as port:
                     return of_port.step(port, cache, **one)
 
-            self.calls[PREFILL] = Call(jax.jit(prefill), takes)
+            self.calls[PREFILL] = TimedCall(jax.jit(prefill), takes)
             # The cache is donated in every way, as it is in practice when decoding.
             donating = jax.jit(decode, donate_argnums=2)
-            self.calls[DECODE] = Call(donating, ("params", "rest", CACHE, "inputs"), ("", CACHE))
+            self.calls[DECODE] = TimedCall(
+                donating, ("params", "rest", CACHE, "inputs"), ("", CACHE)
+            )
 
-    def at(self, length: int) -> tuple[dict[str, Call], dict[str, Any]]:
+    def at(self, length: int) -> tuple[dict[str, TimedCall], dict[str, Any]]:
         """Return the calls by mode, and their state with the inputs of this length."""
         inputs = self.pair.at(length).named_inputs
         self.state["inputs"] = {name: jnp.array(a) for name, a in inputs.items()}

@@ -1,4 +1,4 @@
-"""Implementations of a workload in JAX. Builders: (workload, arrays) -> `Program`.
+"""Implementations of a workload in JAX. Builders: (workload, arrays) -> `TimedProgram`.
 
 Each call is a pure function of the inputs and a flat tuple of weights, so that no implementation
 pays for traversing a module and no weight is folded into the program as a constant.
@@ -18,7 +18,7 @@ from jax_attn import attention
 from jax_attn import nn as ported
 from jax_attn.attention import KVCache, attend_with_cache
 from jax_attn.bench.arrays import weights
-from jax_attn.bench.programs.program import Arrays, Program, UnsuitedError, flax_shapes
+from jax_attn.bench.programs.program import Arrays, TimedProgram, UnsuitedError, flax_shapes
 from jax_attn.bench.workload import Workload
 from jax_attn.transfer import FLAX_NAMES, LAYOUTS, Layout, flatten, load
 
@@ -26,7 +26,9 @@ _GQA = LAYOUTS["gqa"]
 XLA = "XLA"  # the kernel of implementations that leave the choice to the compiler
 
 
-def ours_core(workload: Workload, arrays: Arrays, implementation: str | None = None) -> Program:
+def ours_core(
+    workload: Workload, arrays: Arrays, implementation: str | None = None
+) -> TimedProgram:
     kernel = _chosen(workload, implementation)
 
     def call(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -34,10 +36,12 @@ def ours_core(workload: Workload, arrays: Arrays, implementation: str | None = N
             query, key, value, is_causal=workload.is_causal, implementation=implementation
         )
 
-    return Program(call, {}, kernel=kernel, writes_scores=kernel == "dense")
+    return TimedProgram(call, {}, kernel=kernel, writes_scores=kernel == "dense")
 
 
-def ours_layer(workload: Workload, arrays: Arrays, implementation: str | None = None) -> Program:
+def ours_layer(
+    workload: Workload, arrays: Arrays, implementation: str | None = None
+) -> TimedProgram:
     kernel = _chosen(workload, implementation)
     module = _ours(workload, implementation=implementation)
     options = {"kernel": kernel, "writes_scores": kernel == "dense"}
@@ -73,12 +77,12 @@ def _ours(w: Workload, **options: Any) -> ported.GroupedQueryAttention:
     return module
 
 
-def jax_nn_core(workload: Workload, arrays: Arrays) -> Program:
+def jax_nn_core(workload: Workload, arrays: Arrays) -> TimedProgram:
     call = partial(jax.nn.dot_product_attention, is_causal=workload.is_causal)
-    return Program(call, {}, kernel=XLA)
+    return TimedProgram(call, {}, kernel=XLA)
 
 
-def jax_nn_layer(workload: Workload, arrays: Arrays) -> Program:
+def jax_nn_layer(workload: Workload, arrays: Arrays) -> TimedProgram:
     """Build this package's projections around jax.nn's attention."""
     module = _ours(workload)
 
@@ -90,12 +94,12 @@ def jax_nn_layer(workload: Workload, arrays: Arrays) -> Program:
     return _from_nnx(module, _GQA, arrays, call, kernel=XLA)
 
 
-def flax_core(workload: Workload, arrays: Arrays) -> Program:
+def flax_core(workload: Workload, arrays: Arrays) -> TimedProgram:
     call = partial(nnx.dot_product_attention, is_causal=workload.is_causal)
-    return Program(call, {}, kernel=XLA)
+    return TimedProgram(call, {}, kernel=XLA)
 
 
-def flax_layer(workload: Workload, arrays: Arrays) -> Program:
+def flax_layer(workload: Workload, arrays: Arrays) -> TimedProgram:
     w = workload
     options: dict[str, Any] = {"qkv_features": w.N * w.H, "num_kv_heads": w.K, "decode": False}
     options |= {"param_dtype": jnp.dtype(w.dtype), "kernel_init": _zeros, "deterministic": True}
@@ -109,10 +113,10 @@ def _from_nnx(
     arrays: Arrays,
     call: Callable[..., jax.Array],
     **options: Any,
-) -> Program:
+) -> TimedProgram:
     """Split the module once, so that a call takes its parameters as a flat tuple of leaves.
 
-    options: fields of the Program.
+    options: fields of the TimedProgram.
     """
     load(module, weights(arrays), layout)
     graph, params, *rest = nnx.split(module, nnx.Param, ...)
@@ -122,10 +126,10 @@ def _from_nnx(
     def run(x: jax.Array, *leaves: jax.Array) -> jax.Array:
         return call(nnx.merge(graph, jax.tree.unflatten(tree, leaves), *rest), x)
 
-    return Program(run, {paths[id(leaf)]: leaf for leaf in leaves}, layout.to_torch, **options)
+    return TimedProgram(run, {paths[id(leaf)]: leaf for leaf in leaves}, layout.to_torch, **options)
 
 
-def equinox_layer(workload: Workload, arrays: Arrays) -> Program:
+def equinox_layer(workload: Workload, arrays: Arrays) -> TimedProgram:
     import equinox as eqx
 
     w = workload
@@ -149,17 +153,17 @@ def equinox_layer(workload: Workload, arrays: Arrays) -> Program:
         visible = jnp.tril(jnp.ones((w.T, w.S), bool)) if w.is_causal else None
         return jax.vmap(lambda x: attend(x, x, x, visible))(x)
 
-    return Program(run, named, kernel=XLA)
+    return TimedProgram(run, named, kernel=XLA)
 
 
-def keras_core(workload: Workload, arrays: Arrays) -> Program:
+def keras_core(workload: Workload, arrays: Arrays) -> TimedProgram:
     import keras
 
     call = partial(keras.ops.dot_product_attention, is_causal=workload.is_causal)
-    return Program(call, {}, kernel=XLA)
+    return TimedProgram(call, {}, kernel=XLA)
 
 
-def keras_layer(workload: Workload, arrays: Arrays) -> Program:
+def keras_layer(workload: Workload, arrays: Arrays) -> TimedProgram:
     import keras
 
     w, layers = workload, keras.layers
@@ -181,7 +185,9 @@ def keras_layer(workload: Workload, arrays: Arrays) -> Program:
         options = {"use_causal_mask": w.is_causal, "training": False}
         return layer.stateless_call(list(leaves), [], x, x, **options)[0]
 
-    return Program(run, {path: flax_weights[path] for path in paths}, layout.to_torch, kernel=XLA)
+    return TimedProgram(
+        run, {path: flax_weights[path] for path in paths}, layout.to_torch, kernel=XLA
+    )
 
 
 # --- with a cache ----------------------------------------------------------------------------
@@ -191,7 +197,7 @@ def keras_layer(workload: Workload, arrays: Arrays) -> Program:
 # repeats the same step and overwrites the tokens that this one wrote.
 
 
-def ours_cached(workload: Workload, arrays: Arrays) -> Program:
+def ours_cached(workload: Workload, arrays: Arrays) -> TimedProgram:
     w, past = workload, (arrays["past_key"], arrays["past_value"])
     cache = KVCache.empty(w.B, w.room, num_kv_heads=w.K, head_dim=w.H, dtype=w.dtype)
     if w.filled:
@@ -203,7 +209,7 @@ def ours_cached(workload: Workload, arrays: Arrays) -> Program:
         output, grown = attend_with_cache(query, key, value, cache)
         return output, replace(grown, filled=cache.filled)
 
-    return Program(
+    return TimedProgram(
         call, {}, kernel="attend", writes_scores=False, cache=cache, cache_bytes=cache.nbytes
     )
 
@@ -213,7 +219,7 @@ def _read(cache: KVCache, key: jax.Array, value: jax.Array) -> KVCache:
     return attend_with_cache(key, key, value, cache)[1]
 
 
-def jax_nn_cached(workload: Workload, arrays: Arrays) -> Program:
+def jax_nn_cached(workload: Workload, arrays: Arrays) -> TimedProgram:
     """Write new tokens into static arrays after the filled part, with jax.nn's lengths."""
     w = workload
     cache = {"filled": jnp.int32(w.filled)}
@@ -238,4 +244,4 @@ def jax_nn_cached(workload: Workload, arrays: Arrays) -> Program:
         return output, {"key": keys, "value": values, "filled": filled}
 
     nbytes = cache["key"].nbytes + cache["value"].nbytes
-    return Program(call, {}, kernel=XLA, cache=cache, cache_bytes=nbytes)
+    return TimedProgram(call, {}, kernel=XLA, cache=cache, cache_bytes=nbytes)

@@ -1,4 +1,4 @@
-"""`Program`: the result of a builder, which an engine runs."""
+"""`TimedProgram`: the result of a builder, which an engine runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class UnsuitedError(ValueError):
 
 
 @dataclass(frozen=True)
-class Program:
+class TimedProgram:
     """One implementation of one workload.
 
     call: in torch `(*inputs)`, holding its weights; in JAX `(*inputs, *weights)`, a pure function.
@@ -41,7 +41,7 @@ class Program:
     cache_bytes: int | None = None
 
 
-class Call(NamedTuple):
+class TimedCall(NamedTuple):
     """One mode of a program in JAX, as a pure function of a state of named arrays.
 
     jitted: the compiled function. takes: names of its arguments. gives: names of the parts of its

@@ -1,4 +1,4 @@
-"""Implementations of a workload in PyTorch. Builders: (workload, tensors) -> `Program`."""
+"""Implementations of a workload in PyTorch. Builders: (workload, tensors) -> `TimedProgram`."""
 
 import math
 import warnings
@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_ref.gqa
 from jax_attn.bench.arrays import weights
-from jax_attn.bench.programs.program import Program, UnsuitedError, from_design, in_design
+from jax_attn.bench.programs.program import TimedProgram, UnsuitedError, from_design, in_design
 from jax_attn.bench.workload import Workload
 from jax_attn.transfer import LAYOUTS, as_numpy
 from jax_attn.transfer.arrays import as_torch
@@ -23,13 +23,13 @@ Tensors: TypeAlias = dict[str, Tensor]
 EAGER = "softmax(QKᵀ)V"
 
 
-def sdpa_core(workload: Workload, tensors: Tensors, backend: str = "") -> Program:
+def sdpa_core(workload: Workload, tensors: Tensors, backend: str = "") -> TimedProgram:
     """Build torch's fused attention, by the SDPBackend `backend` or by the one torch chooses."""
     query, is_causal = tensors["query"], workload.is_causal
     call = partial(fused_attention, is_causal=is_causal)
     if not backend:
         kernel = sdpa_kernel_name(workload, query, is_causal=is_causal)
-        return Program(call, {}, kernel=kernel, writes_scores=kernel.endswith("math"))
+        return TimedProgram(call, {}, kernel=kernel, writes_scores=kernel.endswith("math"))
     insisting = partial(sdpa_kernel, getattr(SDPBackend, backend))
     with insisting(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -45,10 +45,10 @@ def sdpa_core(workload: Workload, tensors: Tensors, backend: str = "") -> Progra
         with insisting():
             return call(*inputs)
 
-    return Program(insisted, {}, kernel=kernel, writes_scores=False)
+    return TimedProgram(insisted, {}, kernel=kernel, writes_scores=False)
 
 
-def flash_attn_core(workload: Workload, tensors: Tensors) -> Program:
+def flash_attn_core(workload: Workload, tensors: Tensors) -> TimedProgram:
     import flash_attn
 
     query = tensors["query"]
@@ -57,7 +57,9 @@ def flash_attn_core(workload: Workload, tensors: Tensors) -> Program:
     if problems:
         raise UnsuitedError("; ".join(problems))
     call = partial(flash_attn.flash_attn_func, causal=workload.is_causal)
-    return Program(call, {}, kernel=f"flash-attn {flash_attn.__version__}", writes_scores=False)
+    return TimedProgram(
+        call, {}, kernel=f"flash-attn {flash_attn.__version__}", writes_scores=False
+    )
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> Tensor:
@@ -96,7 +98,7 @@ class _Fused(torch_ref.gqa.GroupedQueryAttention):
         return self.out_proj(heads_BTNH.flatten(2))
 
 
-def sdpa_layer(workload: Workload, tensors: Tensors) -> Program:
+def sdpa_layer(workload: Workload, tensors: Tensors) -> TimedProgram:
     w = workload
     module = _loaded(_Fused(w.D, w.N, w.K, head_dim=w.H), "gqa", w, tensors)
     kernel = sdpa_kernel_name(w, tensors["x"], is_causal=w.is_causal)
@@ -104,9 +106,9 @@ def sdpa_layer(workload: Workload, tensors: Tensors) -> Program:
     return _program(call, module, "gqa", w, kernel, writes_scores=kernel.endswith("math"))
 
 
-def eager_core(workload: Workload, tensors: Tensors) -> Program:
+def eager_core(workload: Workload, tensors: Tensors) -> TimedProgram:
     future = ~visible(workload, tensors["query"].device) if workload.is_causal else None
-    return Program(partial(softmax, future=future), {}, kernel=EAGER)
+    return TimedProgram(partial(softmax, future=future), {}, kernel=EAGER)
 
 
 def visible(w: Workload, device: torch.device | None = None) -> Tensor:
@@ -128,7 +130,7 @@ def softmax(query: Tensor, key: Tensor, value: Tensor, *, future: Tensor | None)
     return torch.matmul(F.softmax(scores, dim=-1), v_BNSH).transpose(1, 2)
 
 
-def eager_layer(workload: Workload, tensors: Tensors) -> Program:
+def eager_layer(workload: Workload, tensors: Tensors) -> TimedProgram:
     module, masks, published = published_layer(workload, tensors)
     return _program(partial(module, **masks), module, published, workload, published)
 
@@ -153,7 +155,7 @@ def published_layer(
     return module, masks, published
 
 
-def torch_mha_layer(workload: Workload, tensors: Tensors) -> Program:
+def torch_mha_layer(workload: Workload, tensors: Tensors) -> TimedProgram:
     w = workload
     if (w.K, w.N * w.H) != (w.N, w.D):
         raise UnsuitedError("nn.MultiheadAttention has as many key/value heads as query heads")
@@ -169,15 +171,15 @@ def torch_mha_layer(workload: Workload, tensors: Tensors) -> Program:
     return _program(call, module, "torch_mha", w, "fast path, SDPA with gradients")
 
 
-def compiled_core(workload: Workload, tensors: Tensors) -> Program:
+def compiled_core(workload: Workload, tensors: Tensors) -> TimedProgram:
     return _compiled(eager_core(workload, tensors))
 
 
-def compiled_layer(workload: Workload, tensors: Tensors) -> Program:
+def compiled_layer(workload: Workload, tensors: Tensors) -> TimedProgram:
     return _compiled(eager_layer(workload, tensors))
 
 
-def _compiled(eager: Program) -> Program:
+def _compiled(eager: TimedProgram) -> TimedProgram:
     torch._dynamo.reset()  # programs of earlier workloads would count as recompilations
     call = torch.compile(eager.call, fullgraph=True, dynamic=False)
     return replace(eager, call=call, kernel="inductor", compiled=True)
@@ -202,10 +204,10 @@ def _program(
     workload: Workload,
     kernel: str,
     writes_scores: bool = True,
-) -> Program:
+) -> TimedProgram:
     back = partial(from_design, workload, LAYOUTS[design])
     parameters = dict(module.named_parameters())
-    return Program(call, parameters, back, kernel=kernel, writes_scores=writes_scores)
+    return TimedProgram(call, parameters, back, kernel=kernel, writes_scores=writes_scores)
 
 
 # --- with a cache ----------------------------------------------------------------------------
@@ -214,7 +216,7 @@ def _program(
 # its tokens in place after the earlier ones, and attends to a view of the filled part.
 
 
-def sdpa_cached(workload: Workload, tensors: Tensors) -> Program:
+def sdpa_cached(workload: Workload, tensors: Tensors) -> TimedProgram:
     w, cache = workload, _Cache(workload, tensors)
     masked = _masked(w, tensors["query"].device)
     kernel = sdpa_kernel_name(w, tensors["query"], **masked)
@@ -227,10 +229,12 @@ def sdpa_cached(workload: Workload, tensors: Tensors) -> Program:
         return attended.transpose(1, 2)
 
     writes_scores = kernel.endswith("math")
-    return Program(call, {}, kernel=kernel, writes_scores=writes_scores, cache_bytes=cache.nbytes)
+    return TimedProgram(
+        call, {}, kernel=kernel, writes_scores=writes_scores, cache_bytes=cache.nbytes
+    )
 
 
-def eager_cached(workload: Workload, tensors: Tensors) -> Program:
+def eager_cached(workload: Workload, tensors: Tensors) -> TimedProgram:
     """Build cached attention as published: scores, a mask of -inf, softmax, product."""
     w, cache = workload, _Cache(workload, tensors)
     seen = visible(w, tensors["query"].device)
@@ -247,7 +251,7 @@ def eager_cached(workload: Workload, tensors: Tensors) -> Program:
         heads_BKGTH = (weights_BKGTS.flatten(2, 3) @ v_BKSH).unflatten(2, (-1, w.T))
         return heads_BKGTH.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
-    return Program(call, {}, kernel=EAGER, cache_bytes=cache.nbytes)
+    return TimedProgram(call, {}, kernel=EAGER, cache_bytes=cache.nbytes)
 
 
 class _Cache:

@@ -16,7 +16,7 @@ from typing import Any
 from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import series, words
-from jax_attn.bench.results.series import Line, Quantity, Shares
+from jax_attn.bench.results.series import PlottedLine, Quantity, Shares
 from jax_attn.bench.results.table import PRODUCTS
 from jax_attn.bench.workload import CACHED, PAIR_MODES, PairWorkload, Workload
 from jax_attn.environment import install_line
@@ -127,7 +127,7 @@ def _against_length(
     key: Workload | PairWorkload,
     mode: str,
     quantity: Quantity,
-    curves: list[Line],
+    curves: list[PlottedLine],
 ) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator

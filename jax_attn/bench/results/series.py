@@ -35,7 +35,7 @@ class Quantity(NamedTuple):
     about: str
 
 
-class Line(NamedTuple):
+class PlottedLine(NamedTuple):
     """The line of an implementation. points: (length, low, middle, high), the shortest first."""
 
     implementation: str
@@ -104,7 +104,7 @@ def _length(workload: Workload | PairWorkload) -> int:
 
 def lines(
     record: Record, members: Sequence[Workload | PairWorkload], mode: str, quantity: Quantity
-) -> list[Line]:
+) -> list[PlottedLine]:
     """Return a line for each implementation that has the quantity, the highest end first."""
     by_name: dict[tuple[str, str], list[tuple[Measurement, Span]]] = {}
     of_members = [(w, row) for w in members for row in record.rows if row.workload == w]
@@ -116,7 +116,7 @@ def lines(
     for (implementation, framework), spans in by_name.items():
         points = tuple((lengths[row.workload], *span) for row, span in spans)
         label = f"{implementation}  {quantity.at_end(spans[-1][0])}".rstrip()
-        lines.append(Line(implementation, framework, points, label))
+        lines.append(PlottedLine(implementation, framework, points, label))
     return sorted(lines, key=lambda line: line.points[-1][2], reverse=True)
 
 

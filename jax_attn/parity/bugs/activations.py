@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from jax_attn.parity.bugs.bug import Bug, Call, Change
+from jax_attn.parity.bugs.bug import Bug, Change, OperatorCall
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -33,7 +33,7 @@ _STEP = 1e-5
 """Step of finite differences."""
 
 
-def activations(call: Call) -> Iterator[Bug]:
+def activations(call: OperatorCall) -> Iterator[Bug]:
     """Yield other activations in place of this one."""
     own = _OPERATORS[call.name](call)
     for name, function in ACTIVATIONS.items():
@@ -45,7 +45,7 @@ def activations(call: Call) -> Iterator[Bug]:
             )
 
 
-def derivatives(call: Call) -> Iterator[Bug]:
+def derivatives(call: OperatorCall) -> Iterator[Bug]:
     """Yield derivatives of other activations in the backward pass."""
     own = _OPERATORS[call.name.removesuffix("_backward")](call)
     for name, function in ACTIVATIONS.items():
@@ -57,7 +57,7 @@ def derivatives(call: Call) -> Iterator[Bug]:
 def _derivative(function: Callable[[Tensor], Tensor]) -> Change:
     """Differentiate by finite differences, whose float64 error is far below float32's rounding."""
 
-    def change(call: Call) -> Tensor:
+    def change(call: OperatorCall) -> Tensor:
         cotangent, x = call.args[:2]
         return cotangent * (function(x + _STEP) - function(x - _STEP)) / (2 * _STEP)
 

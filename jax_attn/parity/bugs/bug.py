@@ -16,7 +16,7 @@ HIDES = -1e3
 PRODUCTS = {"addmm", "bmm", "mm"}
 """Operators of a matrix product."""
 
-Change = Callable[["Call"], Any]
+Change = Callable[["OperatorCall"], Any]
 """Maps a call to the result that replaces the operator's own."""
 
 
@@ -32,7 +32,7 @@ class Site(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One call of an operator in float64.
 
     Attributes:
@@ -107,7 +107,7 @@ def float_tensors(args: Sequence[Any]) -> list[int]:
 def arguments(at: Mapping[int, Any]) -> Change:
     """Return a change that runs the same operator with the arguments `at` some indices."""
 
-    def change(call: Call) -> Any:
+    def change(call: OperatorCall) -> Any:
         return call.with_args(*(at.get(i, x) for i, x in enumerate(call.args)))
 
     return change
@@ -116,7 +116,7 @@ def arguments(at: Mapping[int, Any]) -> Change:
 def result(of: Callable[[Tensor], Tensor]) -> Change:
     """Return a change that applies a function to the result, or to the first of several."""
 
-    def change(call: Call) -> Any:
+    def change(call: OperatorCall) -> Any:
         right = call.result()
         return of(right) if isinstance(right, Tensor) else (of(right[0]), *right[1:])
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from jax_attn.parity.bugs.activations import activations, derivatives
-from jax_attn.parity.bugs.bug import Bug, Call
+from jax_attn.parity.bugs.bug import Bug, OperatorCall
 from jax_attn.parity.bugs.general import factors, precisions
 from jax_attn.parity.bugs.heads import (
     angles,
@@ -25,7 +25,7 @@ from jax_attn.parity.bugs.layers import (
 )
 from jax_attn.parity.bugs.masks import hidden_keys, softmaxes
 
-CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Bug]], ...]] = {
+CATALOGUE: dict[str, tuple[Callable[[OperatorCall], Iterator[Bug]], ...]] = {
     "_safe_softmax": (softmaxes,),
     "_softmax": (softmaxes,),
     "_to_copy": (casts,),
@@ -55,7 +55,7 @@ CATALOGUE: dict[str, tuple[Callable[[Call], Iterator[Bug]], ...]] = {
 """Operator -> bugs of its calls. Scales and precisions are tried for every operator."""
 
 
-def bugs_of(call: Call) -> Iterator[Bug]:
+def bugs_of(call: OperatorCall) -> Iterator[Bug]:
     """Yield the changes of a call that a port may make."""
     for of_operator in CATALOGUE.get(call.name, ()):
         yield from of_operator(call)

@@ -12,7 +12,7 @@ from torch import Tensor
 from jax_attn.parity.bugs.bug import (
     PRODUCTS,
     Bug,
-    Call,
+    OperatorCall,
     float_tensors,
     is_number,
     result,
@@ -25,7 +25,7 @@ _NARROW = {
 }
 
 
-def precisions(call: Call) -> Iterator[Bug]:
+def precisions(call: OperatorCall) -> Iterator[Bug]:
     """Yield results rounded to a narrower dtype and, for a product, rounded operands too."""
     for name, dtype in _NARROW.items():
         narrow, unit = partial(rounded, dtype=dtype), torch.finfo(dtype).eps
@@ -37,7 +37,7 @@ def precisions(call: Call) -> Iterator[Bug]:
             yield Bug(f"precision ({name})", says, change, name, unit)
 
 
-def _product_of_rounded(narrow: Callable[[Tensor], Tensor], call: Call) -> Tensor:
+def _product_of_rounded(narrow: Callable[[Tensor], Tensor], call: OperatorCall) -> Tensor:
     places = float_tensors(call.args)[-2:]
     args = [narrow(x) if i in places else x for i, x in enumerate(call.args)]
     return narrow(call.with_args(*args))
@@ -59,7 +59,7 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) ->
     yield Bug(name, says, result(lambda x: x * factor), near or factor)
 
 
-def factors(call: Call) -> Iterator[Bug]:
+def factors(call: OperatorCall) -> Iterator[Bug]:
     """Yield a call without its multiplication or division by a number."""
     by = call.args[1]
     if is_number(by) and float(by) != 1.0:

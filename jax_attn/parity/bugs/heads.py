@@ -10,8 +10,8 @@ from torch import Tensor
 
 from jax_attn.parity.bugs.bug import (
     Bug,
-    Call,
     Change,
+    OperatorCall,
     arguments,
     is_number,
     result,
@@ -24,7 +24,7 @@ _NEAR = 1e-3
 """Tolerance, as a share of the largest number, of rows for which an order is tried."""
 
 
-def orders(call: Call) -> Iterator[Bug]:
+def orders(call: OperatorCall) -> Iterator[Bug]:
     """Yield batched products whose second operand has its heads in another order."""
     many = call.args[0].shape[0]
     for heads in (many // rows for rows in range(1, many) if many % rows == 0):
@@ -40,7 +40,7 @@ def orders(call: Call) -> Iterator[Bug]:
             )
 
 
-def joins(call: Call) -> Iterator[Bug]:
+def joins(call: OperatorCall) -> Iterator[Bug]:
     """Yield a reshape without its transpose, as when heads are joined."""
     x = call.args[0]
     as_stored = sorted(range(x.ndim), key=lambda axis: -x.stride(axis))
@@ -53,7 +53,7 @@ def joins(call: Call) -> Iterator[Bug]:
         )
 
 
-def packings(call: Call) -> Iterator[Bug]:
+def packings(call: OperatorCall) -> Iterator[Bug]:
     """Yield parts of equal size, such as queries, keys and values, split head by head."""
     axis = call.args[2] if len(call.args) > 2 else 0
     parts = call.result()
@@ -70,7 +70,7 @@ def packings(call: Call) -> Iterator[Bug]:
         )
 
 
-def _by_head(axis: int, parts: int, heads: int, call: Call) -> tuple[Tensor, ...]:
+def _by_head(axis: int, parts: int, heads: int, call: OperatorCall) -> tuple[Tensor, ...]:
     cut = call.args[0].movedim(axis, -1).unflatten(-1, (heads, parts, -1))
     return tuple(part.flatten(-2).movedim(-1, axis) for part in cut.unbind(-2))
 
@@ -78,7 +78,7 @@ def _by_head(axis: int, parts: int, heads: int, call: Call) -> tuple[Tensor, ...
 def _second(change: Callable[[Tensor], Tensor], heads: int) -> Change:
     """Return a product whose second operand (B·N, …) is changed in the shape (B, N, …)."""
 
-    def changed(call: Call) -> Tensor:
+    def changed(call: OperatorCall) -> Tensor:
         a, b = call.args
         return call.with_args(a, change(b.unflatten(0, (-1, heads))).reshape(b.shape))
 
@@ -90,7 +90,7 @@ def tiled(groups: int, x: Tensor) -> Tensor:
     return x.unflatten(1, (-1, groups)).transpose(1, 2).flatten(1, 2)
 
 
-def rotations(call: Call) -> Iterator[Bug]:
+def rotations(call: OperatorCall) -> Iterator[Bug]:
     """Yield rotations with interleaved pairs or with the opposite angle."""
     parts = call.args[0]
     if len(parts) != 2 or parts[0].shape != parts[1].shape:
@@ -110,14 +110,14 @@ def rotations(call: Call) -> Iterator[Bug]:
     )
 
 
-def _neighbours(call: Call) -> Tensor:
+def _neighbours(call: OperatorCall) -> Tensor:
     second, first = call.args[0]  # the negated second half of x, and its first half
     x = torch.cat((first, -second), -1)
     pairs = x.unflatten(-1, (-1, 2))
     return torch.stack((-pairs[..., 1], pairs[..., 0]), -1).flatten(-2)
 
 
-def angles(call: Call) -> Iterator[Bug]:
+def angles(call: OperatorCall) -> Iterator[Bug]:
     """Yield other positions, or another base, in the product that computes rotary angles."""
     for i, x in enumerate(call.args[:2]):
         if not isinstance(x, Tensor) or x.ndim == 0 or is_number(x):
@@ -136,7 +136,7 @@ def _in_place_of(i: int, other: Tensor) -> Change:
     return arguments({i: other})
 
 
-def casts(call: Call) -> Iterator[Bug]:
+def casts(call: OperatorCall) -> Iterator[Bug]:
     """Yield other positions in the conversion of positions to floating-point."""
     if _are_positions(x := call.args[0].double()):
         yield from _positions(x, lambda other: result(lambda right: other.to(right.dtype)))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from jax_attn.parity.bugs.bug import (
     Bug,
-    Call,
     Change,
+    OperatorCall,
     arguments,
     float_tensors,
     is_number,
@@ -23,7 +23,7 @@ _NO_MEAN = 1e-9
 """A mean below this share of a row's largest number is only rounding."""
 
 
-def epsilons(call: Call) -> Iterator[Bug]:
+def epsilons(call: OperatorCall) -> Iterator[Bug]:
     """Yield other epsilons of a norm, or of a sum with a small number."""
     at = 4 if call.name == "native_layer_norm" else 3 if "rms" in call.name else 1
     if len(call.args) <= at or not is_number(call.args[at]):
@@ -42,7 +42,7 @@ def epsilons(call: Call) -> Iterator[Bug]:
             )
 
 
-def layer_norms(call: Call) -> Iterator[Bug]:
+def layer_norms(call: OperatorCall) -> Iterator[Bug]:
     """Yield other norms in place of a layer norm."""
     bias = call.args[3]
     yield Bug("norm (RMS norm)", "an RMS norm in place of a layer norm", _norm(centred=False))
@@ -61,7 +61,7 @@ def layer_norms(call: Call) -> Iterator[Bug]:
 
 
 def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
-    def change(call: Call) -> Any:
+    def change(call: OperatorCall) -> Any:
         x, shape, weight, bias, epsilon = call.args[:5]
         axes = tuple(range(-len(shape), 0))
         y = x - x.mean(axes, keepdim=True) if centred else x
@@ -73,7 +73,7 @@ def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
     return change
 
 
-def centred(call: Call) -> Iterator[Bug]:
+def centred(call: OperatorCall) -> Iterator[Bug]:
     """Yield the square or the product of an RMS norm with the mean subtracted."""
     for i in float_tensors(call.args):
         x, other = call.args[i], call.args[1 - i]
@@ -91,7 +91,7 @@ def _is_of_rows(x: Any, of: Tensor) -> bool:
     return isinstance(x, Tensor) and x.shape == (*of.shape[:-1], 1)
 
 
-def gains(call: Call) -> Iterator[Bug]:
+def gains(call: OperatorCall) -> Iterator[Bug]:
     """Yield 1 + weight in place of a norm's weight, or the reverse."""
     for i, name in enumerate(call.leaves):
         if name and call.args[i].ndim == 1:
@@ -104,7 +104,7 @@ def gains(call: Call) -> Iterator[Bug]:
                 yield Bug("norm (weight)", says, result(lambda plus_one: plus_one - 1))
 
 
-def projections(call: Call) -> Iterator[Bug]:
+def projections(call: OperatorCall) -> Iterator[Bug]:
     """Yield products with a parameter with another bias, transposed, or with another parameter."""
     if call.name == "addmm":
         zero, twice = torch.zeros_like(call.args[0]), 2 * call.args[0]
@@ -131,7 +131,7 @@ def projections(call: Call) -> Iterator[Bug]:
             yield Bug("packed order", f"`{other}` in place of `{name}`", arguments(at))
 
 
-def added_biases(call: Call) -> Iterator[Bug]:
+def added_biases(call: OperatorCall) -> Iterator[Bug]:
     """Yield sums whose bias is left out, or added twice."""
     for i, name in enumerate(call.leaves):
         if name and call.args[i].ndim == 1 and i < 2:
@@ -142,7 +142,7 @@ def added_biases(call: Call) -> Iterator[Bug]:
                 yield Bug("bias (twice)", "a bias added twice", arguments({i: twice}))
 
 
-def sums(call: Call) -> Iterator[Bug]:
+def sums(call: OperatorCall) -> Iterator[Bug]:
     """Yield sums without one summand: a residual, or a bias that several rows share."""
     places = float_tensors(call.args)
     if places[:2] == [0, 1] and call.args[0].ndim == call.args[1].ndim > 1:
@@ -155,7 +155,7 @@ def sums(call: Call) -> Iterator[Bug]:
             yield Bug(name, says, arguments({i: zero}))
 
 
-def embeddings(call: Call) -> Iterator[Bug]:
+def embeddings(call: OperatorCall) -> Iterator[Bug]:
     """Yield an embedding that is read at other rows, or transposed."""
     weight, ids = call.args[:2]
     most = weight.shape[0] - 1

@@ -12,8 +12,8 @@ from jax_attn.parity.bugs import softmax
 from jax_attn.parity.bugs.bug import (
     FILL,
     Bug,
-    Call,
     Change,
+    OperatorCall,
     is_number,
     result,
 )
@@ -38,7 +38,7 @@ class Masked:
         return self.scores + number * self.hidden
 
 
-def masked(call: Call) -> Masked | None:
+def masked(call: OperatorCall) -> Masked | None:
     """Return what a call hides; None if it hides nothing or all, or has no axis of queries."""
     found = _parts(call)
     if found is None or found.hidden.ndim < 2 or not found.hidden.any() or found.hidden.all():
@@ -46,7 +46,7 @@ def masked(call: Call) -> Masked | None:
     return found
 
 
-def _parts(call: Call) -> Masked | None:
+def _parts(call: OperatorCall) -> Masked | None:
     args: tuple[Any, ...] = call.args
     if call.name == "masked_fill" and args[0].ndim:
         return Masked(args[0], args[1], float(args[2]))
@@ -191,7 +191,7 @@ def _windowed(size: int, hidden: Tensor) -> Tensor:
 _ADDED = (-1e9, -1e4, -1e3, -100.0, -10.0)
 
 
-def hidden_keys(call: Call) -> Iterator[Bug]:
+def hidden_keys(call: OperatorCall) -> Iterator[Bug]:
     """Yield other masks in place of this one."""
     found = masked(call)
     if found is None:
@@ -232,14 +232,14 @@ def _filled(hidden: Tensor, scores: Tensor) -> Tensor:
     return scores.masked_fill(hidden, -torch.inf)
 
 
-def _again(call: Call) -> Masked:
+def _again(call: OperatorCall) -> Masked:
     found = _parts(call)
     assert found is not None
     return found
 
 
 def _with_hidden(change: Callable[[Tensor], Tensor]) -> Change:
-    def changed(call: Call) -> Tensor:
+    def changed(call: OperatorCall) -> Tensor:
         found = _again(call)
         return found.with_hidden(change(found.hidden))
 
@@ -250,13 +250,13 @@ def _added(number: float) -> Change:
     return lambda call: _again(call).added(number)
 
 
-def _remember(call: Call) -> Tensor:
+def _remember(call: OperatorCall) -> Tensor:
     found = _again(call)
     call.memory[_AFTER] = found.hidden
     return found.scores.expand(found.hidden.shape).clone()
 
 
-def softmaxes(call: Call) -> Iterator[Bug]:
+def softmaxes(call: OperatorCall) -> Iterator[Bug]:
     """Yield other weights in place of a softmax over the keys."""
     scores, axis = call.args[:2]
     empty = (scores <= -FILL).all(axis, keepdim=True)
@@ -280,7 +280,7 @@ def softmaxes(call: Call) -> Iterator[Bug]:
     yield Bug(_AFTER, "the mask multiplied after the softmax", _after)
 
 
-def _after(call: Call) -> Tensor:
+def _after(call: OperatorCall) -> Tensor:
     """Hide keys behind the softmax, if a call before it remembers which."""
     hidden = call.memory.get(_AFTER)
     return call.result() if hidden is None else call.result().masked_fill(hidden, 0.0)

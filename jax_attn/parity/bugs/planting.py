@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.bugs.bug import Bug, Call, Site
+from jax_attn.parity.bugs.bug import Bug, OperatorCall, Site
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
 from jax_attn.parity.run.modes.float64_mode import Float64, not_in_place
@@ -30,7 +30,7 @@ _KINDS = dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), "softmax")
 """Operator -> the kind under which its sites are counted, if that is not its own name."""
 
 
-class RefusedError(Exception):
+class OperatorRefusedError(Exception):
     """An operator refuses the arguments that a bug gives it."""
 
 
@@ -61,7 +61,7 @@ def run_planted(
 class _ReadOnly(Mode):
     """Refuses to write to the arguments of a call."""
 
-    def __init__(self, call: Call):
+    def __init__(self, call: OperatorCall):
         super().__init__()
         self._name = call.name
         self._storages = {x.untyped_storage().data_ptr() for x in tensors_of(call.args)}
@@ -75,25 +75,25 @@ class _ReadOnly(Mode):
 
 
 @contextmanager
-def planting(call: Call) -> Iterator[None]:
+def planting(call: OperatorCall) -> Iterator[None]:
     """Run code of ours in the middle of a reference: its errors are raised to the caller."""
     try:
         with _ReadOnly(call):
             yield
-    except RefusedError:
+    except OperatorRefusedError:
         raise
     except Exception as error:
         raise _PlantingError(error) from error
 
 
 def unchanged(compute: Callable[..., Any], func: OpOverload) -> Callable[..., Any]:
-    """Return a function that runs an operator, and raises RefusedError if it raises any error."""
+    """Return a function that runs an operator; any error is raised as OperatorRefusedError."""
 
     def right(*args: Any, **kwargs: Any) -> Any:
         try:
             return compute(func, args, kwargs)
         except Exception as error:
-            raise RefusedError(f"{func.overloadpacket.__name__}: {error}") from error
+            raise OperatorRefusedError(f"{func.overloadpacket.__name__}: {error}") from error
 
     return right
 
@@ -126,7 +126,7 @@ class Placed(Float64):
     def met(self, name: str) -> tuple[Site, str]:
         """Count an operator that is about to be computed; return its site and its module's class.
 
-        Call it once for each operator."""
+        OperatorCall it once for each operator."""
         module = self._calls.module
         site = Site(self._calls.path, self._calls.count(_KINDS.get(name, name)))
         return site, "" if module is None else type(module).__name__
@@ -138,7 +138,7 @@ class Watcher(Protocol):
     @property
     def operators(self) -> Collection[str]: ...
 
-    def look(self, call: Call) -> None:
+    def look(self, call: OperatorCall) -> None:
         """Look at a call of an operator that is about to be computed."""
 
 
@@ -161,7 +161,7 @@ class Watched(Placed):
             name = name[:-1]
         if watchers := self._by_operator.get(name):
             site, module = self.met(name)
-            call = Call(name, func, args, kwargs or {}, site=site, module=module)
+            call = OperatorCall(name, func, args, kwargs or {}, site=site, module=module)
             for watcher in watchers:
                 watcher.look(call)
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -187,7 +187,7 @@ class Planted(Placed):
     def __init__(
         self,
         operators: Collection[str],
-        bug_of: Callable[[Call], Bug | None],
+        bug_of: Callable[[OperatorCall], Bug | None],
         at: Site | None = None,
     ):
         """operators: those that may have a bug. bug_of: the bug of a call; None if it has none. at:
@@ -204,7 +204,7 @@ class Planted(Placed):
             return super().compute(func, args, kwargs)
         self.count += 1
         site, module = self.met(name)
-        call = Call(
+        call = OperatorCall(
             name,
             unchanged(super().compute, func),
             args,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jax_attn.parity.bugs.bug import Bug, Call, Site
+from jax_attn.parity.bugs.bug import Bug, OperatorCall, Site
 from jax_attn.parity.bugs.planting import Planted
 from jax_attn.parity.run.modes.constants import SOFTMAXES
 
@@ -52,7 +52,7 @@ class SoftmaxBug:
         """Return a mode that plants it in every softmax, or in one."""
         return Planted(self.operators, self._of, at)
 
-    def _of(self, call: Call) -> Bug | None:
+    def _of(self, call: OperatorCall) -> Bug | None:
         wrong = self.weights(*call.args[:2])
         if wrong is None:
             return None
@@ -225,6 +225,6 @@ class Weightless:
     def __init__(self) -> None:
         self.keys = 0
 
-    def look(self, call: Call) -> None:
+    def look(self, call: OperatorCall) -> None:
         scores, axis = call.args[:2]
         self.keys += int((~(scores.softmax(axis) > 0)).sum())

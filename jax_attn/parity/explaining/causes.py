@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from jax_attn.parity.bugs.bug import PRODUCTS, Bug, Call
+from jax_attn.parity.bugs.bug import PRODUCTS, Bug, OperatorCall
 from jax_attn.parity.bugs.general import scales
 from jax_attn.parity.bugs.heads import fitted_base, fitted_order
 from jax_attn.parity.bugs.masks import fitted_mask
@@ -179,7 +179,7 @@ class _Trials:
         for a, b in combinations(matched, 2):
             if a.shape == b.shape:
                 says = f"the results of {a} and {b} exchanged"
-                bug = Bug("packed order (exchanged)", says, Call.result)
+                bug = Bug("packed order (exchanged)", says, OperatorCall.result)
                 yield self._tried(a.index, bug, {}, {a.index: b, b.index: a})
 
     def _fitted(self, site: int) -> Iterator[Bug]:

@@ -20,7 +20,7 @@ from jax_attn.parity.explaining.explanation import Explanation, differs_on_the_m
 from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.regions import births, find_regions
 from jax_attn.parity.explaining.repro import repro
-from jax_attn.parity.explaining.taps.jax_taps import Program
+from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 from jax_attn.parity.explaining.taps.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
@@ -103,7 +103,7 @@ def regions_of(
 
     with port.on_mesh(), full_precision():
         forward, args, on_device = port.called(dtype, cotangents)
-        program = Program(named, *args, on_device)
+        program = TappedProgram(named, *args, on_device)
         results, of_run = taps.without_steps, taps.run.kinds["output"]
         aligner = Aligner(results.taps, results.spreads, of_run)
         finer = Aligner(taps.with_halves.taps, taps.with_halves.spreads, of_run)

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from jax_attn.parity.explaining.cause import Cause
-from jax_attn.parity.explaining.region import Pair, Region, Wrong
+from jax_attn.parity.explaining.region import Region, TapPair, Wrong
 from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.judge.compare import BESIDE, Verdict
 from jax_attn.parity.judge.result import Result
@@ -186,5 +186,5 @@ def _cause(cause: Cause) -> dict[str, Any]:
     }
 
 
-def _pair(pair: Pair) -> dict[str, Any]:
+def _pair(pair: TapPair) -> dict[str, Any]:
     return {"ours": _tap(pair.ours), "theirs": _tap(pair.theirs)}

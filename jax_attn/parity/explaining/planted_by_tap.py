@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.bugs.bug import Bug, Call
+from jax_attn.parity.bugs.bug import Bug, OperatorCall
 from jax_attn.parity.bugs.catalogue import bugs_of
 from jax_attn.parity.bugs.planting import planting, unchanged
 from jax_attn.parity.explaining.taps.tap import Tap
@@ -64,7 +64,7 @@ class PlantedByTap(Tapping, _PartsToo):
         return result
 
     def compute(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        call = Call(
+        call = OperatorCall(
             func.overloadpacket.__name__,
             unchanged(super().compute, func),
             args,
@@ -78,7 +78,7 @@ class PlantedByTap(Tapping, _PartsToo):
         here = range(len(self.taps), len(self.taps) + len(tensors_of(result)))
         return self.changed(here, call, result) if here else result
 
-    def changed(self, here: range, call: Call, result: Any) -> Any:
+    def changed(self, here: range, call: OperatorCall, result: Any) -> Any:
         """Return the result that replaces a call's own. here: the indices of its taps."""
         if (bug := next((self._changes[i] for i in here if i in self._changes), None)) is not None:
             with planting(call):
@@ -116,7 +116,7 @@ class Scout(PlantedByTap):
         self.skips: dict[int, tuple[Bug, ...]] = {}
         self.wirings: dict[int, tuple[Bug, ...]] = {}
 
-    def changed(self, here: range, call: Call, result: Any) -> Any:
+    def changed(self, here: range, call: OperatorCall, result: Any) -> Any:
         if (site := next((i for i in reversed(here) if i in self._sites), None)) is not None:
             others = self._others(site)
             with planting(call):

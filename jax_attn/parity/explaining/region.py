@@ -13,7 +13,7 @@ Replaced = dict[int, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Pair:
+class TapPair:
     """A tensor of both sides that is the same, or should be.
 
     Attributes:
@@ -26,7 +26,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Wrong(Pair):
+class Wrong(TapPair):
     """A wrong tensor, and the reference's tensor in its shape.
 
     Attributes:
@@ -81,10 +81,10 @@ class Region:
         fused operation of which it is a step; "" if there is none.
     """
 
-    last_matched: tuple[Pair, ...]
+    last_matched: tuple[TapPair, ...]
     first_wrong: Wrong
     equations: tuple[Tap, ...]
-    after: Pair
+    after: TapPair
     replaced: Replaced = field(default_factory=dict, repr=False)
     causes: tuple[Cause, ...] = ()
     repro: str = field(default="", repr=False)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from jax_attn.parity.explaining.align import Aligner, difference
-from jax_attn.parity.explaining.region import Pair, Region, Replaced, Wrong
+from jax_attn.parity.explaining.region import Region, Replaced, TapPair, Wrong
 from jax_attn.parity.explaining.replaced_run import ReplacedRun
-from jax_attn.parity.explaining.taps.jax_taps import Program
+from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 from jax_attn.parity.explaining.taps.tap import Tap, ancestors
 
 _MOST_REGIONS = 8
@@ -42,7 +42,9 @@ _Same = tuple[int, int]
 """A tap of the port, and the tap of the reference that it is or should be."""
 
 
-def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) -> Iterator[Region]:
+def find_regions(
+    program: TappedProgram, aligner: Aligner, wanted: Collection[str]
+) -> Iterator[Region]:
     """Yield every region that makes an output in `wanted` wrong, in order.
 
     Each region is repaired before the next is searched for.
@@ -63,7 +65,7 @@ def find_regions(program: Program, aligner: Aligner, wanted: Collection[str]) ->
 
 def births(
     region: Region,
-    program: Program,
+    program: TappedProgram,
     aligner: Aligner,
     wanted: Collection[str],
     index: Callable[[Tap], int],
@@ -84,7 +86,7 @@ class _Search:
     """Search for the first wrong region of one view."""
 
     def __init__(
-        self, program: Program, aligner: Aligner, view: ReplacedRun, wanted: Collection[str]
+        self, program: TappedProgram, aligner: Aligner, view: ReplacedRun, wanted: Collection[str]
     ):
         self._program, self._aligner, self._view, self._wanted = program, aligner, view, wanted
         self._wrong = set(view.wrong)
@@ -276,7 +278,7 @@ class _Search:
         # A module that is called twice has each tensor twice: take the one that led here.
         led_here = ancestors(self._aligner.taps, [theirs, after[1]])
         pairs = (
-            Pair(taps[i], self._aligner.taps[min(partners, key=lambda p: p not in led_here)])
+            TapPair(taps[i], self._aligner.taps[min(partners, key=lambda p: p not in led_here)])
             for i in sorted(inputs)
             if (partners := self._view.same(i))
         )
@@ -284,7 +286,7 @@ class _Search:
         nearest = min(seen, key=lambda order: difference(order.numbers, taps[index].numbers))
         wrong = Wrong(taps[index], self._aligner.taps[theirs], nearest.numbers, nearest.scale)
         computed = [i for i in sorted(equations) if i == index or _computes(taps, i)]
-        next_pair = Pair(taps[after[0]], self._aligner.taps[after[1]])
+        next_pair = TapPair(taps[after[0]], self._aligner.taps[after[1]])
         replaced = dict(self._view.replaced)
         return Region(tuple(pairs), wrong, tuple(taps[i] for i in computed), next_pair, replaced)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from jax_attn.parity.explaining.align import Aligner
-from jax_attn.parity.explaining.taps.jax_taps import Program
+from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 
 
 class ReplacedRun:
@@ -17,7 +17,7 @@ class ReplacedRun:
 
     def __init__(
         self,
-        program: Program,
+        program: TappedProgram,
         aligner: Aligner,
         wanted: Collection[str],
         replaced: Mapping[int, np.ndarray],

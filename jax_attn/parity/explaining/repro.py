@@ -18,7 +18,7 @@ import torch
 
 from jax_attn.parity.bugs.views import views
 from jax_attn.parity.explaining.align import difference
-from jax_attn.parity.explaining.region import Pair, Region, Wrong
+from jax_attn.parity.explaining.region import Region, TapPair, Wrong
 from jax_attn.parity.explaining.taps.jax_taps import JaxRun
 from jax_attn.parity.explaining.taps.recording import UnwrittenError, written
 from jax_attn.parity.explaining.taps.tap import Tap, ancestors, numbers_of
@@ -140,7 +140,7 @@ class _Data:
         self._draws = draws
         self._names: dict[tuple[Hashable, ...], str] = {}
 
-    def of(self, pair: Pair) -> str:
+    def of(self, pair: TapPair) -> str:
         """Return the name of a tensor of both sides, with the reference's numbers in float32."""
         with np.errstate(over="ignore"):  # a mask's fill may be that of float64
             value = pair.theirs.value.astype(np.float32)
@@ -169,7 +169,7 @@ class _Argument(NamedTuple):
     name: str
     made: str
     value: Any
-    right: Pair | None
+    right: TapPair | None
 
 
 class _Function:
@@ -184,7 +184,7 @@ class _Function:
         self._key = key
         self._arguments: dict[Hashable, _Argument] = {}
 
-    def argument(self, x: Any, made: str, right: Pair | None = None) -> str:
+    def argument(self, x: Any, made: str, right: TapPair | None = None) -> str:
         """Return the name of an argument with this value; add it if it is new."""
         argument = _Argument(f"a{len(self._arguments)}", made, x, right)
         return self._arguments.setdefault(self._key(x), argument).name
@@ -205,7 +205,7 @@ class _Function:
         return [a.value for a in self._arguments.values()]
 
     @property
-    def right(self) -> list[Pair]:
+    def right(self) -> list[TapPair]:
         """The arguments that are tensors of both sides."""
         return [a.right for a in self._arguments.values() if a.right]
 
@@ -221,7 +221,7 @@ def _reference(region: Region, taps: TorchTaps, data: _Data) -> _Function:
     def unmade(x: torch.Tensor) -> str:
         return named(x, data.name(x.detach().numpy()))
 
-    def named(x: torch.Tensor, array: str, pair: Pair | None = None) -> str:
+    def named(x: torch.Tensor, array: str, pair: TapPair | None = None) -> str:
         dtype = ", dtype=torch.float64" if x.is_floating_point() else ""
         return function.argument(x.detach(), f"torch.tensor({array}{dtype})", pair)
 
@@ -230,7 +230,7 @@ def _reference(region: Region, taps: TorchTaps, data: _Data) -> _Function:
     return function
 
 
-def _port(wrong: Wrong, pairs: Iterable[Pair], run: JaxRun, data: _Data) -> _Function:
+def _port(wrong: Wrong, pairs: Iterable[TapPair], run: JaxRun, data: _Data) -> _Function:
     function = _Function(id)
     right = {id(run.arrays[pair.ours.index]): pair for pair in pairs}
 
@@ -248,7 +248,7 @@ def _port(wrong: Wrong, pairs: Iterable[Pair], run: JaxRun, data: _Data) -> _Fun
             return f"jnp.asarray({written(value.item(), lambda x: None)}, {dtype.name!r})"
         return named(x, data.name(value))
 
-    def named(x: Any, array: str, pair: Pair | None = None) -> str:
+    def named(x: Any, array: str, pair: TapPair | None = None) -> str:
         return function.argument(x, f"jnp.asarray({array}, {x.dtype.name!r})", pair)
 
     array = run.arrays[wrong.ours.index]
@@ -274,7 +274,7 @@ def _array(value: np.ndarray, *, draws: bool) -> str:
     return f"packed({packed!r}, {dtype}, {shape})"
 
 
-def _seen_as(pair: Pair) -> str:
+def _seen_as(pair: TapPair) -> str:
     """Return the method calls that bring the reference's tensor into the port's shape."""
     theirs, ours = pair.theirs, pair.ours
     view = min(

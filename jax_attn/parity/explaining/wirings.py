@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jax_attn.parity.bugs.activations import ACTIVATIONS
-from jax_attn.parity.bugs.bug import Bug, Call, Change, arguments, float_tensors, result
+from jax_attn.parity.bugs.bug import Bug, Change, OperatorCall, arguments, float_tensors, result
 from jax_attn.parity.bugs.views import views
 from jax_attn.parity.explaining.taps.tap import Tap
 
@@ -17,7 +17,7 @@ _MOST_ORDERS = 4
 _WIRINGS = {"add": "residual (from another tensor)", "bmm": "packed order"}
 
 
-def skips(call: Call, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Bug]:
+def skips(call: OperatorCall, others: Sequence[tuple[str | None, Tap]]) -> Iterator[Bug]:
     """Yield results with a step left out, in which its input replaces its result.
 
     For a step that is an activation, also yield other activations. others: (the step between a
@@ -41,7 +41,7 @@ def _of_other_activations(x: Tensor, own: str) -> Iterator[Bug]:
             yield Bug(f"activation ({name})", says, _always(function(x)))
 
 
-def wirings(call: Call, others: Sequence[Tap]) -> Iterator[Bug]:
+def wirings(call: OperatorCall, others: Sequence[Tap]) -> Iterator[Bug]:
     """Yield other tensors in place of an operand, or of the result."""
     for tap in others:
         for i in float_tensors(call.args):

@@ -7,7 +7,7 @@ from jax_attn.selfcheck.power.mutable_attention import Plants
 
 
 @dataclass(frozen=True)
-class Bug:
+class ClaimedBug:
     """A bug that ports have.
 
     plants: the steps of attention that it makes wrong (keys of `mutable_attention.STEPS`).

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jax_attn.selfcheck.oracle import Turn
 from jax_attn.selfcheck.power import claims
-from jax_attn.selfcheck.power.bug import Bug
+from jax_attn.selfcheck.power.bug import ClaimedBug
 from jax_attn.selfcheck.power.mutable_attention import Plants, TensorProblem, scale, turned
 
 Pair = tuple[Tensor, Tensor]
@@ -82,44 +82,48 @@ _EXTRA_ROW = ("gqa/extra_keys", "per_head")
 _TORCH_ROW = ("torch_mha/extra_keys", "none")
 _SINKS_ROW = ("gqa/sinks", "window")
 
-EXTRA_KEY_BUGS: dict[str, Bug] = {
-    "extra keys hidden by the mask": Bug(
+EXTRA_KEY_BUGS: dict[str, ClaimedBug] = {
+    "extra keys hidden by the mask": ClaimedBug(
         {"seen": hidden_by_the_mask},
         ("torch_mha/extra_keys", "padding"),
         claims.every(claims.extra_columns, lambda c, p, u: p.allowed is not None),
     ),
-    "extra keys spared by dropout": Bug(
+    "extra keys spared by dropout": ClaimedBug(
         {"dropped": spared},
         ("gqa/extra_keys_dropout", "dropout"),
         claims.every(claims.extra_columns, lambda c, p, u: p.kept is not None),
     ),
-    "learned key not scaled": Bug(learned(lambda p, k, v: (k / scale(p), v)), _TORCH_ROW, _LEARNED),
-    "learned key and value swapped": Bug(learned(lambda p, k, v: (v, k)), _TORCH_ROW, _LEARNED),
-    "learned key rotated": Bug(
+    "learned key not scaled": ClaimedBug(
+        learned(lambda p, k, v: (k / scale(p), v)), _TORCH_ROW, _LEARNED
+    ),
+    "learned key and value swapped": ClaimedBug(
+        learned(lambda p, k, v: (v, k)), _TORCH_ROW, _LEARNED
+    ),
+    "learned key rotated": ClaimedBug(
         learned(rotated), _EXTRA_ROW, claims.every(_LEARNED, claims.steps(Turn))
     ),
-    "gradient stopped at the learned key": Bug(
+    "gradient stopped at the learned key": ClaimedBug(
         learned(lambda p, k, v: (k.detach(), v)), _EXTRA_ROW, _LEARNED
     ),
-    "gradient stopped at the learned value": Bug(
+    "gradient stopped at the learned value": ClaimedBug(
         learned(lambda p, k, v: (k, v.detach())), _EXTRA_ROW, _LEARNED
     ),
-    "zero key left out": Bug(
+    "zero key left out": ClaimedBug(
         {"seen": without_zero}, ("torch_mha/extra_keys_weights", "empty_row"), claims.zero_key
     ),
-    "zeros projected to the zero key": Bug(
+    "zeros projected to the zero key": ClaimedBug(
         in_place_of_zero(projected),
         _TORCH_ROW,
         claims.every(claims.zero_key, claims.weight("k.bias")),
     ),
-    "sinks left out": Bug(
+    "sinks left out": ClaimedBug(
         sinks(lambda p, s: torch.full_like(s, -torch.inf)), ("gqa/sinks", "empty_row"), _SINKS
     ),
-    "sinks scaled": Bug(sinks(lambda p, s: scale(p) * s), _SINKS_ROW, _SINKS),
-    "sinks above the row's maximum": Bug({"sinks": above_the_maximum}, _SINKS_ROW, _SINKS),
-    "sinks of other heads": Bug(sinks(lambda p, s: s.roll(1, dims=1)), _SINKS_ROW, _SINKS),
-    "one sink for all heads": Bug(
+    "sinks scaled": ClaimedBug(sinks(lambda p, s: scale(p) * s), _SINKS_ROW, _SINKS),
+    "sinks above the row's maximum": ClaimedBug({"sinks": above_the_maximum}, _SINKS_ROW, _SINKS),
+    "sinks of other heads": ClaimedBug(sinks(lambda p, s: s.roll(1, dims=1)), _SINKS_ROW, _SINKS),
+    "one sink for all heads": ClaimedBug(
         sinks(lambda p, s: s.mean(1, keepdim=True).expand_as(s)), _SINKS_ROW, _SINKS
     ),
-    "gradient stopped at the sinks": Bug(sinks(lambda p, s: s.detach()), _SINKS_ROW, _SINKS),
+    "gradient stopped at the sinks": ClaimedBug(sinks(lambda p, s: s.detach()), _SINKS_ROW, _SINKS),
 }

@@ -10,7 +10,7 @@ from helpers.bench.bench_stand_in import Fake
 from jax_attn import bench
 from jax_attn.bench.engine.compare_speed import settings_kept
 from jax_attn.bench.engine.pair_judge import flops
-from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.processes import Processes
 from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.engine.session import UNTRUSTED, Session
@@ -163,7 +163,7 @@ def lost(*_):
 def test_a_judge_that_is_lost_is_told_and_waited_for(monkeypatch):
     monkeypatch.setattr(Fake, "answers", {("judge", "load"): {}, ("judge", "judged"): lost})
     monkeypatch.setattr(Fake, "started", [])
-    session = Session(Plan(WAYS, 1, pair="mine.py:make"), start=Fake)
+    session = Session(BenchPlan(WAYS, 1, pair="mine.py:make"), start=Fake)
     with session, pytest.raises(PairError, match="killed, perhaps because memory ran out"):
         list(session.run())
     (judge,) = Fake.started
@@ -173,7 +173,7 @@ def test_a_judge_that_is_lost_is_told_and_waited_for(monkeypatch):
 def test_products_of_float64_are_in_float64(monkeypatch):
     monkeypatch.setattr(Fake, "answers", {})
     monkeypatch.setattr(Fake, "started", [])
-    Processes(Plan(WAYS, 1, pair="mine.py:make"), Fake).for_rooflines("float64")
+    Processes(BenchPlan(WAYS, 1, pair="mine.py:make"), Fake).for_rooflines("float64")
     assert {worker.environment["JAX_ENABLE_X64"] for worker in Fake.started} == {"1"}
 
 

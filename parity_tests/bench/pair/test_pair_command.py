@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from jax_attn.bench.engine.compare_speed import Here, settings_kept
-from jax_attn.bench.engine.plan import Plan
+from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.rounds import Limits
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.implementations import EAGER
@@ -120,10 +120,10 @@ def command(named: str, *options: str):
     return CliRunner().invoke(main, ["bench", "--pair", named, *options])
 
 
-def planned(function: str, *modes: str, **options) -> Plan:
+def planned(function: str, *modes: str, **options) -> BenchPlan:
     """Of a run whose processes are all this one."""
     options |= {"pair": f"mine.py:{function}", "modes": modes, "limits": Limits.of(2)}
-    return Plan(WAYS, 1, baseline=EAGER, alone=False, **options)
+    return BenchPlan(WAYS, 1, baseline=EAGER, alone=False, **options)
 
 
 def run_here(function: str, **options) -> Record:

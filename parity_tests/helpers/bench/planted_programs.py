@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from jax_attn.attention import attend_with_cache
 from jax_attn.bench.arrays import sampled_rows
 from jax_attn.bench.programs.jax_programs import ours_cached
-from jax_attn.bench.programs.program import Program
+from jax_attn.bench.programs.program import TimedProgram
 from jax_attn.bench.programs.torch_programs import _Cache, fused_attention
 
 
@@ -20,7 +20,7 @@ def of_sdpa(workload, change_key=lambda key: key, change_output=lambda output: o
         key = change_key(key)
         return change_output(fused_attention(query, key, value, is_causal=workload.is_causal))
 
-    return Program(call, {})
+    return TimedProgram(call, {})
 
 
 def scale_off(workload, tensors):
@@ -29,7 +29,7 @@ def scale_off(workload, tensors):
 
 
 def causal_ignored(workload, tensors):
-    return Program(partial(fused_attention, is_causal=False), {})
+    return TimedProgram(partial(fused_attention, is_causal=False), {})
 
 
 def key_gradient_lost(workload, tensors):
@@ -77,7 +77,7 @@ def over_cache(workload, tensors, seen=None, **masked):
         )
         return attended.transpose(1, 2)
 
-    return Program(call, {})
+    return TimedProgram(call, {})
 
 
 def last_forgotten(workload, tensors):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from jax_attn.parity.bugs.bug import HIDES, Call, Site
+from jax_attn.parity.bugs.bug import HIDES, OperatorCall, Site
 from jax_attn.parity.bugs.softmax import DRAWN, FORWARD
 from jax_attn.parity.judge.budget import PRECISIONS
 
@@ -47,7 +47,7 @@ class AttentionFacts:
         self._store = PRECISIONS[dtype].store
         self._rows: dict[Site | None, torch.Tensor] = {}  # counts: all, single, saturated, alike
 
-    def look(self, call: Call) -> None:
+    def look(self, call: OperatorCall) -> None:
         scores, axis = call.args[0].double(), call.args[1]
         if not scores.numel() or not scores.ndim:
             return

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jax_attn.parity.bugs.bug import HIDES, Call, Site
+from jax_attn.parity.bugs.bug import HIDES, OperatorCall, Site
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, inside
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import joined
@@ -249,7 +249,7 @@ class Branches:
         self.acts: dict[tuple[Site | None, Side], bool] = {}
         self._lines: dict[tuple[Site | None, Side], str] = {}
 
-    def look(self, call: Call) -> None:
+    def look(self, call: OperatorCall) -> None:
         if call.name == "where" and len(call.args) < 2:
             return  # the indices of what is true
         for side, acts in _SIDES[call.name](*call.args, **call.kwargs):

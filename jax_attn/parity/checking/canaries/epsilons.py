@@ -10,7 +10,7 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from jax_attn.parity.bugs.bug import Bug, Call, Site, arguments, is_number
+from jax_attn.parity.bugs.bug import Bug, OperatorCall, Site, arguments, is_number
 from jax_attn.parity.bugs.planting import Planted, run_planted
 from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes, inside, not_tried
 from jax_attn.parity.checking.canaries.seen import is_seen
@@ -58,7 +58,7 @@ class _Epsilons(Planted):
         return result
 
 
-def _other_epsilon(call: Call) -> Bug | None:
+def _other_epsilon(call: OperatorCall) -> Bug | None:
     """Return the bug of a norm's call that has another default epsilon."""
     if call.name in _NORMS:
         at = _NORMS[call.name]
@@ -74,7 +74,7 @@ def _other_epsilon(call: Call) -> Bug | None:
     return Bug("epsilon", "another epsilon", arguments({at: wrong}), epsilon)
 
 
-def _no_epsilon(call: Call) -> Bug | None:
+def _no_epsilon(call: OperatorCall) -> Bug | None:
     """Return the bug of a quotient whose denominator lacks its epsilon."""
     at = _DIVISORS[call.name]
     epsilon = getattr(call.args[at], _MARK, None) if at < len(call.args) else None

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from jax_attn.parity.bugs.bug import Bug, Call
+from jax_attn.parity.bugs.bug import Bug, OperatorCall
 from jax_attn.parity.bugs.planting import Planted, run_planted
 from jax_attn.parity.bugs.softmax import FORWARD
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt, inside, not_tried
@@ -21,11 +21,11 @@ Kind = tuple[str, int]
 """The class of a module and the index of a tanh in its call: the same in every layer."""
 
 
-def _kind(call: Call) -> Kind:
+def _kind(call: OperatorCall) -> Kind:
     return call.module, call.site.nth if call.site else 0
 
 
-def _path(call: Call) -> str:
+def _path(call: OperatorCall) -> str:
     return (call.site and call.site.path) or ""
 
 
@@ -38,7 +38,7 @@ class Tanhs:
         self.paths: dict[Kind, list[str]] = {}
         self.largest: dict[Kind, float] = {}
 
-    def look(self, call: Call) -> None:
+    def look(self, call: OperatorCall) -> None:
         kind, x = _kind(call), call.args[0]
         largest = float(x[x.isfinite()].abs().amax()) if x.isfinite().any() else 0.0
         self.paths.setdefault(kind, []).append(_path(call))
@@ -53,7 +53,7 @@ def _twice_the_cap(kind: Kind, path: str | None = None) -> Planted:
 
     path: of the only module where it is wrong; None means all."""
 
-    def bug_of(call: Call) -> Bug | None:
+    def bug_of(call: OperatorCall) -> Bug | None:
         if call.name == "tanh_backward":
             is_wrong = call.args[1].data_ptr() in call.memory
             return _BACKWARD if is_wrong else None
@@ -63,7 +63,7 @@ def _twice_the_cap(kind: Kind, path: str | None = None) -> Planted:
     return Planted(("tanh", "tanh_backward"), bug_of)
 
 
-def _forward(call: Call) -> torch.Tensor:
+def _forward(call: OperatorCall) -> torch.Tensor:
     wrong = 2 * torch.tanh(call.args[0] / 2)
     call.memory[wrong.data_ptr()] = wrong  # keeping it keeps its address unique
     return wrong
@@ -119,7 +119,7 @@ def _is_softcap(prepared: Prepared, kind: Kind) -> bool:
     """Return whether a softmax depends on this tanh, or the reference's settings name a cap."""
     reached = False
 
-    def bug_of(call: Call) -> Bug | None:
+    def bug_of(call: OperatorCall) -> Bug | None:
         nonlocal reached
         if call.name == "tanh":
             return _LOST if _kind(call) == kind else None

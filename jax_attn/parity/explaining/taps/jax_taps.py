@@ -46,7 +46,7 @@ class Traced(NamedTuple):
     taps: tuple[int, ...]
 
 
-class Program:
+class TappedProgram:
     """The equations of a function, which can be run again with some tensors replaced.
 
     The function's first argument holds the parameters; the others are inputs.

@@ -23,7 +23,11 @@ from jax_attn.parity.checking.judging import padding_rows
 from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.read_numbers import read_numbers
-from jax_attn.parity.checking.reference_errors import reference_errs, reference_failures
+from jax_attn.parity.checking.reference_errors import (
+    left_out_in_inference,
+    reference_errs,
+    reference_failures,
+)
 from jax_attn.parity.checking.weights import WeightComparison, Weights, compare_weights
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import rms
@@ -177,6 +181,7 @@ PROBES = (
     Probe(nothing, _unreached),
     Probe(nothing, _as_jax),
     Probe(read_numbers, lambda notes, *_: Findings(notes=notes)),
+    Probe(left_out_in_inference, lambda notes, *_: Findings(notes=notes)),
     Probe(integers_left_out, _scope),
 )
 """The probes of every port."""

@@ -34,11 +34,47 @@ def reference_failures(prepared: Prepared) -> tuple[Finding, ...]:
     for name, got in wide(prepared.inference).items():
         if name in prepared.declared_nan:
             got = np.where(prepared.declared_nan[name], prepared.exact.kinds["output"][name], got)
+        got = np.where(left_out_rows(prepared, name), prepared.exact.kinds["output"][name], got)
         report = prepared.judge_one("output", name, "inference", got)
         if report.verdict is Verdict.FAIL:
             told = (f"the reference in inference mode: {name}: {r}" for r in report.reasons)
             failures += findings("inference-errs", told)
     return tuple(failures)
+
+
+def left_out_rows(prepared: Prepared, name: str) -> np.ndarray:
+    """Return a mask, (..., 1), of rows of an output that only inference mode leaves 0.
+
+    torch's encoder does so with padded tokens, which its nested tensors do not hold. All False if
+    the reference has no such encoder.
+    """
+    want, got = prepared.exact.kinds["output"][name], wide(prepared.inference)[name]
+    if not want.ndim or got.shape != want.shape or not _nested_encoders(prepared):
+        return np.zeros((), bool)
+    return (got == 0).all(-1, keepdims=True) & (want != 0).any(-1, keepdims=True)
+
+
+def left_out_in_inference(prepared: Prepared) -> tuple[Finding, ...]:
+    """Note the rows that torch leaves 0 in inference mode, which a port is not held to."""
+    notes = []
+    for name in prepared.inference:
+        rows = left_out_rows(prepared, name)
+        if rows.any():
+            notes.append(
+                f"in inference mode `{_nested_encoders(prepared)[0]}` of the reference leaves "
+                f"{name} 0 at {int(rows.sum())} of {rows.size} rows: torch's nested tensors do not "
+                "hold padded tokens. The port is compared with the numbers under grad, where they "
+                "are not 0; to have them in inference too, use enable_nested_tensor=False"
+            )
+    return findings("padding-left-out", notes)
+
+
+def _nested_encoders(prepared: Prepared) -> list[str]:
+    return [
+        name or type(part).__name__
+        for name, part in prepared.reference.module.named_modules()
+        if isinstance(part, torch.nn.TransformerEncoder) and part.use_nested_tensor
+    ]
 
 
 def without_reference_errors(prepared: Prepared, result: Result) -> Result:

@@ -47,6 +47,7 @@ KINDS = MappingProxyType(
         "input-ignored": "the port is wrong for other values of an integer input",
         "input-not-varied": "no other values of an integer input could be tried",
         "inference-errs": "the reference errs in inference mode",
+        "padding-left-out": "torch leaves padded tokens 0 in inference mode, and not under grad",
         "other-nan": "the reference is NaN at elements that are not declared",
         "declared-nan": "the reference is NaN at some elements, as declared",
         "reads-numbers": "the reference decides in Python by a number that it computes",

@@ -1,7 +1,9 @@
 """A reference that errs by itself: INCONCLUSIVE, by name, and FAIL for a port that is far off."""
 
 import re
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ import torch
 from flax import nnx
 
 from helpers.parity.findings import kinds, sentences
+from jax_attn import MultiHeadAttention
 from jax_attn.parity import check
-from jax_attn.transfer import Layout, linear, load, row
+from jax_attn.transfer import LAYER_NORM, LAYOUTS, LINEAR, Layout, linear, load, row
 
 LAYOUT = Layout(row("weight", "kernel", linear), row("bias", "bias"))
 
@@ -81,3 +84,43 @@ def test_a_reference_that_errs_is_the_reason_and_not_the_port(name):
     assert result.verdict == verdict
     assert re.search(named, "; ".join(sentences(result, kind)))
     assert kind in kinds(result, "failure" if verdict == "FAIL" else "doubt")
+
+
+class Layer(nnx.Module):
+    """One layer of torch's encoder."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        norm = partial(nnx.LayerNorm, 12, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+        self.self_attn = MultiHeadAttention(12, 2, rngs=rngs)
+        self.norm1, self.norm2 = norm(), norm()
+        self.linear1 = nnx.Linear(12, 17, rngs=rngs)
+        self.linear2 = nnx.Linear(17, 12, rngs=rngs)
+
+    def __call__(self, x, padded):
+        x = self.norm1(x + self.self_attn(x, mask=~padded[:, None, None, :]))
+        return self.norm2(x + self.linear2(jax.nn.relu(self.linear1(x))))
+
+
+OF_LAYER = {"self_attn": LAYOUTS["torch_mha"], "norm1": LAYER_NORM, "norm2": LAYER_NORM}
+OF_LAYER |= {"linear1": LINEAR, "linear2": LINEAR}
+
+
+@pytest.mark.parametrize(("nested", "noted"), [(True, 1), (False, 0)])
+def test_padding_that_torch_leaves_out_in_inference_is_noted(nested, noted):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(12, 2, 17, dropout=0.0, batch_first=True)
+    reference = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
+    layout = Layout(*(part.under(f"layers.0.{name}", name) for name, part in OF_LAYER.items()))
+    port = Layer(nnx.Rngs(0))
+    load(port, reference.state_dict(), layout)
+    x = np.random.default_rng(0).standard_normal((2, 7, 12))
+    result = check(
+        reference,
+        port,
+        {"x": x, "padded": np.arange(7) >= np.array([[5], [7]])},
+        layout=layout,
+        reference_call=lambda module, x, padded: module(x, src_key_padding_mask=padded),
+        transforms=("jit",),
+    )
+    assert result.verdict == "PASS", str(result)
+    assert len(sentences(result, "padding-left-out")) == noted

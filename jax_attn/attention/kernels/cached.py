@@ -67,7 +67,7 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
     """
     if explicit.is_cut(call, cache):
         of_pages = jax.tree.unflatten(jax.tree.structure(cache), letters_of_cache(cache))
-        out, grown = explicit.on_each_device(_on_part, (), (OUTPUT, of_pages), call, cache)
+        out, grown = explicit.on_each_device(_on_part, (OUTPUT, of_pages), call, cache)
         return _cut_as(call.query, out), grown
     T, lo, lengths_B = call.T, _lowest(call.mask, cache), _lengths(call)
 

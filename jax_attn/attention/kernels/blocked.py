@@ -62,43 +62,24 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
 def with_sums(call: Call, tiles: Tiles | None = None) -> Outputs:
     """Return what `dense.with_sums` returns, for a call without extra keys and with B ≥ 1."""
     tiles = tile_sizes(call) if tiles is None else tiles.within(call)
-    return _outputs(tiles, varying(call, call))
+    forward, backward = (functools.partial(each, tiles) for each in (_outputs, _gradients))
+    run = forward_mode.differentiable(forward, backward, definition=dense.with_sums)
+    return run(varying(call, call))
 
 
 # Compiled, because eager calls would compile their loops each time: JAX caches a loop by its
 # functions, which are new objects in each call.
 _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
-_derived = functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 
 
-@_derived
 @_compiled
 def _outputs(tiles: Tiles, call: Call) -> Outputs:
     return auto.outputs(functools.partial(tile_loops.outputs, tiles), call)
 
 
-@_outputs.defjvp
-def _outputs_jvp(tiles: Tiles, primals: tuple[Call], tangents: tuple[Call]) -> tuple:
-    """Compute dense's tangent, with its memory, in forward mode; work tile by tile in reverse."""
-    outputs = _outputs(tiles, *primals)
-    push = functools.partial(forward_mode.pushed, dense.with_sums)
-    pull = functools.partial(_gradients, tiles)
-    return outputs, forward_mode.tangent(push, pull, *primals, outputs, tangents[0].floats)
-
-
-@_derived
 @_compiled
 def _gradients(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) -> Floats:
     """Return the cotangents of query, key, value and bias."""
     run = functools.partial(tile_loops.gradients, tiles)
     grads = auto.gradients(run, call, outputs, d_outputs)
     return jax.tree.map(lambda x, grad: grad.astype(x.dtype), call.floats, grads)
-
-
-@_gradients.defjvp
-def _gradients_jvp(
-    tiles: Tiles, primals: tuple[Call, Outputs, Outputs], tangents: tuple[Call, Outputs, Outputs]
-) -> tuple[Floats, Floats]:
-    """Compute second derivatives by dense, with its memory."""
-    seconds = forward_mode.pulled_tangent(dense.with_sums, primals, tangents)
-    return _gradients(tiles, *primals), seconds

@@ -159,8 +159,8 @@ def _with_history(
     return attended
 
 
-# For the backward pass a branch keeps its arguments alone: everything else that it kept would be an
-# array of zeros in the other branch, and an array for each step of a scan.
+# The backward pass runs a branch again. Whatever a branch kept for it would be an array of zeros in
+# the other branch, and one array more for each step of a scan.
 _computed_again = functools.partial(jax.checkpoint, prevent_cse=False)
 
 

@@ -74,7 +74,7 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
     own = call.without_extra_keys()
     own = dataclasses.replace(own, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
     if T * T >= FEW_SCORES:
-        attended = _by_tiles(own)
+        attended = partial_softmax.of_sums(own, *blocked.with_sums(own))
     else:
         allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
@@ -295,11 +295,6 @@ def _over_page(
         "BKRS,BKSH->BKRH", p_BKRS, v_BKSH.astype(dtype), precision=call.precision
     )
     return PartialSoftmax(maximum, p_BKGTS.sum(axis=-1), weighted_BKRH.reshape(*rows, -1))
-
-
-def _by_tiles(call: Call) -> PartialSoftmax:
-    """Attend to the call's own keys by the blocked kernel; the call has no dropout."""
-    return partial_softmax.of_sums(call, *blocked.with_sums(call))
 
 
 # A page and the new tokens have the same axes, B first; along `axis` the page has P places and

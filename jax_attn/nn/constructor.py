@@ -14,17 +14,21 @@ from jax_attn.attention.rotary import Rotary
 INPUTS = ("q_proj", "k_proj", "v_proj")
 AXES = ("embed", "heads", "kv_heads", "head_dim")
 """The axes of the parameters, as `sharding` names them."""
-# What an option must be, in words and as a predicate; those of the second table may be None.
-_ALWAYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "add_bias_kv": ("True or False", lambda x: isinstance(x, bool)),
-    "add_zero_attn": ("True or False", lambda x: isinstance(x, bool)),
-    "sinks": ("True or False", lambda x: isinstance(x, bool)),
+
+
+def _is_flag(x: object) -> bool:
+    return isinstance(x, bool)
+
+
+# What an option must be, in words and as a predicate.
+_OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "qk_norm": ("a norm, such as nnx.RMSNorm", lambda x: x is None or callable(x)),
+    "rotary": ("a Rotary", lambda x: x is None or isinstance(x, Rotary)),
+    "position_bias": ("a function of (T, S), such as Alibi", lambda x: x is None or callable(x)),
+    "add_bias_kv": ("True or False", _is_flag),
+    "add_zero_attn": ("True or False", _is_flag),
+    "sinks": ("True or False", _is_flag),
     "rngs": ("nnx.Rngs", lambda x: isinstance(x, nnx.Rngs)),
-}
-_UNLESS_NONE: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "qk_norm": ("a norm, such as nnx.RMSNorm", callable),
-    "rotary": ("a Rotary", lambda x: isinstance(x, Rotary)),
-    "position_bias": ("a function of (T, S), such as Alibi", callable),
 }
 
 
@@ -43,10 +47,11 @@ def problems(
     found += checks.number_problems(options["scale"], options["softcap"])
     found += checks.precision_problems(options["precision"])
     found += dispatch.implementation_problems(options["implementation"])
-    for name, (expected, is_fit) in (_ALWAYS | _UNLESS_NONE).items():
-        x = options[name]
-        if not (is_fit(x) or (x is None and name in _UNLESS_NONE)):
-            found.append(f"{name}: expected {expected}, got {checks.summary(x)}")
+    found += [
+        f"{name}: expected {expected}, got {checks.summary(options[name])}"
+        for name, (expected, is_fit) in _OPTIONS.items()
+        if not is_fit(options[name])
+    ]
     found += _bias_problems(use_bias)
     if found:
         return found

@@ -228,6 +228,8 @@ def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
         at = jax.P(*cache.sharding[:2])
         k_BKHT, v_BKTH = meshes.kept(k_BKHT, at), meshes.kept(v_BKTH, at)
     k_BKHT, v_BKTH = k_BKHT.astype(cache.keys[0].dtype), v_BKTH.astype(cache.values[0].dtype)
+    if axes:  # the devices sum the tokens' gradients here: in a branch only some of them would
+        k_BKHT, v_BKTH = (jax.lax.pcast(x, axes, to="varying") for x in (k_BKHT, v_BKTH))
 
     def pages() -> Iterator[Page]:
         for n, page in enumerate(zip(cache.keys, cache.values, strict=True)):

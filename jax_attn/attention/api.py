@@ -5,19 +5,17 @@ G = N // K, H head_dim, Hv that of the values. Query head n reads key/value head
 E counts the extra keys that have a column of weights: bias_k and add_zero_attn, 0 to 2.
 """
 
-import functools
-
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks, dispatch
 from jax_attn.attention.annotations import AbstractArray, AnyArray
-from jax_attn.attention.call import Call, ExtraKeys, checked_call
+from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.dispatch import Explanation, Implementation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kernels import cached, dense
 from jax_attn.attention.kernels.mesh import explicit
-from jax_attn.attention.kernels.mesh.shards import WEIGHTS, Shards
+from jax_attn.attention.kernels.mesh.shards import WEIGHTS
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import MaskLike
 
@@ -82,12 +80,11 @@ def dot_product_attention(
     empty row: ONNX Attention, opset 24; bias_k, bias_v, add_zero_attn: torch.nn.MultiheadAttention;
     sinks: OpenAI, gpt-oss, 2025.
     """
-    other_problems = dispatch.implementation_problems(implementation)
+    problems = dispatch.implementation_problems(implementation)
+    options = (is_causal, bias, scale, softcap, dropout, precision)
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
-    check = functools.partial(
-        checked_call, "dot_product_attention", other_problems=other_problems, extra=extra
-    )
-    call = check(query, key, value, mask, is_causal, bias, scale, softcap, dropout, precision)
+    where = "dot_product_attention"
+    call = checked_call(where, query, key, value, mask, *options, extra, other_problems=problems)
     return dispatch.run(call, implementation)
 
 
@@ -114,17 +111,14 @@ def attention_weights(
       (B, N, T, S + E) in the query's dtype: after the S keys' columns come that of bias_k and that
       of add_zero_attn. A row that may attend to nothing is 0.
     """
+    options = (is_causal, bias, scale, softcap, None, precision)
     extra = ExtraKeys(bias_k, None, add_zero_attn, sinks)
-    check = functools.partial(checked_call, "attention_weights", needs_value=False, extra=extra)
-    call = check(query, key, None, mask, is_causal, bias, scale, softcap, precision=precision)
+    where = "attention_weights"
+    call = checked_call(where, query, key, None, mask, *options, extra, needs_value=False)
     call = call.on_device()
     if explicit.is_cut(call):
-        return explicit.on_each_device(_weights, (), WEIGHTS, call)
+        return explicit.on_each_device(dense.weights, WEIGHTS, call)
     return dense.weights(call)
-
-
-def _weights(shards: Shards, call: Call) -> Array:
-    return dense.weights(shards.here(call))
 
 
 def explain_kernel(
@@ -151,12 +145,11 @@ def explain_kernel(
     ArgumentError as in dot_product_attention; if the requested kernel cannot serve the call, the
     explanation says so and nothing is raised.
     """
-    other_problems = dispatch.implementation_problems(implementation)
+    problems = dispatch.implementation_problems(implementation)
+    options = (is_causal, bias, scale, softcap, dropout, precision)
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
-    check = functools.partial(
-        checked_call, "explain_kernel", other_problems=other_problems, extra=extra
-    )
-    call = check(query, key, value, mask, is_causal, bias, scale, softcap, dropout, precision)
+    where = "explain_kernel"
+    call = checked_call(where, query, key, value, mask, *options, extra, other_problems=problems)
     return dispatch.explain(call, implementation)
 
 
@@ -196,9 +189,9 @@ def attend_with_cache(
     Raises:
       ArgumentError: lists every problem with the arguments.
     """
-    where = "attention with a cache"
+    options = (True, None, scale, softcap, None, precision)  # causal, without bias and dropout
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
-    check = functools.partial(checked_call, where, is_causal=True, extra=extra)
-    call = check(query, key, value, mask, scale=scale, softcap=softcap, precision=precision)
+    where = "attention with a cache"
+    call = checked_call(where, query, key, value, mask, *options, extra)
     checks.raise_all(where, cached.refusals(call, cache))
     return cached.attention(call.on_device(), cache)

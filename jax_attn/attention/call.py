@@ -124,8 +124,8 @@ def checked_call(
     softcap: float | None = None,
     dropout: Dropout | None = None,
     precision: jax.lax.PrecisionLike = None,
-    *,
     extra: ExtraKeys = NO_EXTRA_KEYS,
+    *,
     needs_value: bool = True,
     other_problems: Sequence[str] = (),
 ) -> Call:

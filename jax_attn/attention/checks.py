@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -30,6 +31,11 @@ def raise_all(where: str, problems: list[str]) -> None:
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise ArgumentError(f"{where}: {len(problems)} problems:{lines}")
+
+
+def holding(reasons: Mapping[str, object]) -> list[str]:
+    """Return the reasons whose condition holds."""
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def is_array(x: object) -> bool:

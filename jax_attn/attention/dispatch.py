@@ -1,7 +1,6 @@
-"""Choice of the kernel for each platform, with the reasons against the others."""
+"""Choice of a kernel for the platform at hand, with the reasons against the others."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -11,7 +10,7 @@ from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import blocked, by_platform, cudnn, dense, splash
 from jax_attn.attention.kernels.mesh import explicit
-from jax_attn.attention.kernels.mesh.shards import OUTPUT, Shards
+from jax_attn.attention.kernels.mesh.shards import OUTPUT
 
 # As jax.export spells them. Any other platform gets the kernels without `only_on`.
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -148,71 +147,70 @@ def _named(platform: str) -> str:
 
 
 def explain(call: Call, implementation: Implementation) -> Explanation:
+    """Explain the choice for the call's own platform, and for the others."""
+    if explicit.is_cut(call):
+        return _on_part(explain, call, implementation)
+    here = home(call)
+    elsewhere = (choose(call, implementation, each) for each in PLATFORMS if each != here)
+    return dataclasses.replace(choose(call, implementation, here), elsewhere=tuple(elsewhere))
+
+
+def choose(call: Call, implementation: Implementation, platform: str | None = None) -> Explanation:
     """Choose the required kernel, else the first that can serve the call and has no drawback.
 
-    In a mesh of Explicit axes the choice is made for one device's part of the call.
+    platform: the call's own if None. In a mesh of Explicit axes the choice is made for one device's
+    part of the call.
     """
     if explicit.is_cut(call):
-        return _explained_on_part(call, implementation)
+        return _on_part(choose, call, implementation)
+    platform = home(call) if platform is None else platform
     kernels, insisted = _candidates(implementation)
-    refused = {name: kernel.refusals(call) for name, kernel in kernels.items()}
-
-    def explained(platform: str) -> Explanation:
-        reasons = {name: tuple(refused[name]) for name in kernels}
+    reasons = {name: tuple(kernel.refusals(call)) for name, kernel in kernels.items()}
+    for name, kernel in kernels.items():
+        if kernel.only_on not in (None, platform):
+            misplaced = f"it runs on {kernel.only_on}, not on {platform}"
+            reasons[name] = (misplaced, *reasons[name])
+    if insisted is not None:
+        if reasons[insisted]:
+            why = f"implementation={insisted!r} is required and cannot serve the call"
+            return Explanation(platform, None, why, {insisted: reasons[insisted]})
+        chosen, preferred = insisted, f"{insisted} is required"
+    else:
         for name, kernel in kernels.items():
-            if kernel.only_on not in (None, platform):
-                misplaced = f"it runs on {kernel.only_on}, not on {platform}"
-                reasons[name] = (misplaced, *reasons[name])
-        if insisted is not None:
-            if reasons[insisted]:
-                why = f"implementation={insisted!r} is required and cannot serve the call"
-                return Explanation(platform, None, why, {insisted: reasons[insisted]})
-            chosen, preferred = insisted, f"{insisted} is required"
-        else:
-            for name, kernel in kernels.items():
-                reasons[name] = reasons[name] or tuple(kernel.drawbacks(call, platform))
-            chosen = next(name for name in kernels if not reasons[name])
-            preferred = f"{chosen} comes first"
-        others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}
-        return Explanation(platform, chosen, kernels[chosen].why, others)
+            reasons[name] = reasons[name] or tuple(kernel.drawbacks(call, platform))
+        chosen = next(name for name in kernels if not reasons[name])
+        preferred = f"{chosen} comes first"
+    others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}
+    return Explanation(platform, chosen, kernels[chosen].why, others)
 
-    here = home(call)
-    elsewhere = tuple(explained(platform) for platform in PLATFORMS if platform != here)
-    return dataclasses.replace(explained(here), elsewhere=elsewhere)
+
+def _on_part(ask: Callable, call: Call, implementation: Implementation) -> Explanation:
+    """Return what `ask` says of one device's part of a call in a mesh of Explicit axes."""
+    explanations: list[Explanation] = []
+
+    def record(part: Call) -> jax.Array:
+        explanations.append(ask(part, implementation))
+        return part.query
+
+    jax.eval_shape(lambda x: explicit.on_each_device(record, OUTPUT, x, check_vma=False), call)
+    return explanations[0]
 
 
 def run(call: Call, implementation: Implementation) -> jax.Array:
     """Run the chosen kernel; raise ArgumentError if the required one cannot serve the call."""
-    explanation = explain(call, implementation)
-    if (chosen := explanation.chosen) is None:
-        reasons = [reason for each in explanation.refusals.values() for reason in each]
+    choice, (kernels, _) = choose(call, implementation), _candidates(implementation)
+    if choice.chosen is None:
+        reasons = [reason for each in choice.refusals.values() for reason in each]
         checks.raise_all(f"implementation={implementation!r} cannot serve this call", reasons)
-    call, (kernels, _) = call.on_device(), _candidates(implementation)
-    if explicit.is_cut(call) and chosen is not None:
-        check_vma = kernels[chosen].check_vma
-        on_each_device = functools.partial(explicit.on_each_device, check_vma=check_vma)
-        return on_each_device(_on_part, (implementation,), OUTPUT, call)
-    platforms = (explanation, *explanation.elsewhere)
-    runs = {each.platform: kernels[each.chosen].run for each in platforms if each.chosen}
-    if implementation is not None or len(set(runs.values())) == 1 or not _may_run_elsewhere():
-        return runs[explanation.platform](call)
-    return by_platform.attention(runs, explanation.platform, call)
-
-
-def _explained_on_part(call: Call, implementation: Implementation) -> Explanation:
-    explanations: list[Explanation] = []
-
-    def record(shards: Shards, call: Call) -> jax.Array:
-        explanations.append(explain(shards.here(call), implementation))
-        return call.query
-
-    on_each_device = functools.partial(explicit.on_each_device, check_vma=False)
-    jax.eval_shape(functools.partial(on_each_device, record, (), OUTPUT), call)
-    return explanations[0]
-
-
-def _on_part(shards: Shards, implementation: Implementation, call: Call) -> jax.Array:
-    return run(shards.here(call), implementation)
+    assert choice.chosen is not None
+    call, kernel = call.on_device(), kernels[choice.chosen]
+    if explicit.is_cut(call):
+        return explicit.on_each_device(kernel.run, OUTPUT, call, check_vma=kernel.check_vma)
+    if implementation is not None or not _may_run_elsewhere():
+        return kernel.run(call)
+    others = [choose(call, None, each) for each in PLATFORMS if each != choice.platform]
+    runs = {each.platform: kernels[each.chosen].run for each in others if each.chosen}
+    return by_platform.attention(runs | {choice.platform: kernel.run}, choice.platform, call)
 
 
 def _candidates(implementation: Implementation) -> tuple[Mapping[str, Kernel], str | None]:

@@ -1,14 +1,16 @@
 """Helpers for the mesh of devices in which a call is traced."""
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+Tree = TypeVar("Tree")
 MeshAxes = tuple[str, ...]
 """Mesh axes along which one axis of an array is sharded; empty if each device has all of it."""
 
@@ -126,3 +128,26 @@ def misfits(
             yield f"{where}: expected parts whose number divides {size}, got {parts} by {entry!r}"
     if twice := sorted({name for name in taken if taken.count(name) > 1}):
         yield f"{where}: expected each axis of the mesh once, got {twice} more often"
+
+
+def varying(tree: Tree, like: object) -> Tree:
+    """Return the tree's floats, varying along every mesh axis along which any array in `like` does.
+
+    A loop's carry must vary so from the start; then the gradients of an array that is equal on all
+    devices are summed over the devices. Adding a zero computed from `like` works in every version
+    of JAX. Outside a shard_map the tree is returned unchanged.
+    """
+    if not within_shard_map():
+        return tree
+
+    def data(x: jax.Array) -> jax.Array:
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    arrays = map(jnp.asarray, jax.tree.leaves(like))
+    zeros = [(x != x).ravel()[0].astype(jnp.int32) * 0 for x in map(data, arrays)]
+    zero = functools.reduce(jnp.add, zeros)
+
+    def cast(x: jax.Array) -> jax.Array:
+        return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(cast, tree)

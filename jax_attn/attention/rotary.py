@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -69,11 +68,13 @@ def rotate(
     angles_BT1M = (at[..., None].astype(dtype) * frequencies_M)[..., None, :]
     cos, sin = jnp.cos(angles_BT1M) * growth, jnp.sin(angles_BT1M) * growth
 
-    pairs = (dim // 2, 2) if rotary.interleaved else (2, dim // 2)
-    axis = -1 if rotary.interleaved else -2
+    # A pair (a, b) turns to (a·cos − b·sin, b·cos + a·sin): to itself · cos + its reverse · ∓sin.
+    axis, pairs, signs = -2, (2, dim // 2), np.array([[-1], [1]], dtype)
+    if rotary.interleaved:
+        axis, pairs, signs = -1, (dim // 2, 2), np.array([-1, 1], dtype)
+    cos, sin = jnp.expand_dims(cos, axis), jnp.expand_dims(sin, axis) * signs
     turning = x[..., :dim].astype(dtype).reshape(*x.shape[:3], *pairs)
-    a, b = (jax.lax.index_in_dim(turning, i, axis, keepdims=False) for i in (0, 1))
-    turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=axis)
+    turned = turning * cos + jnp.flip(turning, axis) * sin
     turned = turned.reshape(*x.shape[:3], dim).astype(x.dtype)
     return jnp.concatenate([turned, x[..., dim:]], axis=-1)
 

@@ -1,16 +1,14 @@
-"""Arguments of an attention module's constructor and calls: checks and defaults."""
+"""Arguments of an attention module's calls: checks and defaults."""
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.core.spmd import get_logical_axis_rules
 from jaxtyping import Int
 
-from jax_attn.attention import Dropout, KVCache, checks, dispatch, integers, meshes
+from jax_attn.attention import Dropout, KVCache, checks, integers
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.rotary import DynamicNTK, Rotary, position_problems, rotate
 
@@ -23,165 +21,6 @@ class Placement(NamedTuple):
     positions: Positions | None
     key_positions: Positions | None = None
     alone: bool = True
-
-
-# --- arguments of the constructor -------------------------------------------------------------
-
-
-def size_problems(
-    embed_dim: Any, num_heads: Any, num_kv_heads: Any, head_dim: Any, kdim: Any, vdim: Any
-) -> list[str]:
-    """Say what is wrong with a constructor's sizes."""
-    counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-    optional = {"head_dim": head_dim, "kdim": kdim, "vdim": vdim}
-    counts |= {name: size for name, size in optional.items() if size is not None}
-    problems = checks.count_problems(**counts)
-    fit = {name for name, size in counts.items() if checks.is_count(size)}
-    if {"num_heads", "num_kv_heads"} <= fit and num_heads % num_kv_heads:
-        problems.append(
-            f"num_heads: expected a multiple of num_kv_heads={num_kv_heads}, got {num_heads}"
-        )
-    if {"num_heads", "embed_dim"} <= fit and head_dim is None and embed_dim % num_heads:
-        problems.append(
-            f"embed_dim: expected a multiple of num_heads={num_heads}, or a head_dim, "
-            f"got {embed_dim}"
-        )
-    return problems
-
-
-def option_problems(
-    dtype: Any,
-    param_dtype: Any,
-    scale: Any,
-    softcap: Any,
-    precision: Any,
-    implementation: Any,
-    qk_norm: Any,
-    rotary: Any,
-    position_bias: Any,
-    rngs: Any,
-) -> list[str]:
-    """Say what is wrong with a constructor's other options."""
-    problems = []
-    for name, wanted in (("dtype", dtype), ("param_dtype", param_dtype)):
-        problems += [] if wanted is None else checks.dtype_problems(name, wanted)
-    problems += checks.number_problems(scale, softcap)
-    problems += checks.precision_problems(precision)
-    problems += dispatch.implementation_problems(implementation)
-    if not (qk_norm is None or callable(qk_norm)):
-        got = checks.summary(qk_norm)
-        problems.append(f"qk_norm: expected a norm, such as nnx.RMSNorm, got {got}")
-    if not (rotary is None or isinstance(rotary, Rotary)):
-        problems.append(f"rotary: expected a Rotary, got {checks.summary(rotary)}")
-    if not (position_bias is None or callable(position_bias)):
-        got = checks.summary(position_bias)
-        problems.append(f"position_bias: expected a function of (T, S), such as Alibi, got {got}")
-    if not isinstance(rngs, nnx.Rngs):
-        problems.append(f"rngs: expected nnx.Rngs, got {type(rngs).__name__}")
-    return problems
-
-
-def flag_problems(**flags: object) -> list[str]:
-    """List which of the named flags are not True or False."""
-    return [
-        f"{name}: expected True or False, got {checks.summary(flag)}"
-        for name, flag in flags.items()
-        if not isinstance(flag, bool)
-    ]
-
-
-INPUTS = ("q_proj", "k_proj", "v_proj")
-
-
-def with_bias(use_bias: bool | Collection[str]) -> list[bool]:
-    """Return, for each of INPUTS, whether it has a bias."""
-    if isinstance(use_bias, bool):
-        return [use_bias] * len(INPUTS)
-    return [name in use_bias for name in INPUTS]
-
-
-def bias_problems(use_bias: Any) -> list[str]:
-    """Say why use_bias is neither a flag nor a collection of names among INPUTS."""
-    if isinstance(use_bias, bool):
-        return []
-    is_several = isinstance(use_bias, Collection) and not isinstance(use_bias, str | Mapping)
-    if is_several and all(isinstance(name, str) and name in INPUTS for name in use_bias):
-        return []
-    expected = f"True, False, or names among {', '.join(INPUTS)}"
-    return [f"use_bias: expected {expected}, got {checks.summary(use_bias)}"]
-
-
-AXES = ("embed", "heads", "kv_heads", "head_dim")
-"""The axes of the parameters, as `sharding` names them."""
-
-
-def names(sharding: Any, num_kv_heads: int) -> list[Any]:
-    """Return the mesh name of each of AXES; None if it is not sharded."""
-    given = dict(sharding or {})
-    heads = given.get("heads")
-    # If there are more parts of the heads than key/value heads, each part has all key/value heads.
-    fits = num_kv_heads > 1 and num_kv_heads % _parts(heads) == 0
-    given.setdefault("kv_heads", heads if fits else None)
-    return [given.get(axis) for axis in AXES]
-
-
-def sharding_problems(sharding: Any, **sizes: Collection[int]) -> list[str]:
-    """Say what is wrong with a constructor's sharding; sizes: each axis's in the parameters."""
-    if sharding is None:
-        return []
-    expected = f"sharding: expected a dict of {', '.join(AXES)}"
-    if not isinstance(sharding, Mapping):
-        return [f"{expected}, got {checks.summary(sharding)}"]
-    problems = [f"{expected}, got {name!r}" for name in sharding if name not in AXES]
-    mesh = jax.sharding.get_abstract_mesh()
-    problems += meshes.problems(mesh)
-    used: dict[str, list[str]] = {}
-    for axis, wanted in sharding.items():
-        where = f"sharding[{axis!r}]: expected"
-        if not all(isinstance(name, str) for name in _each(wanted)):
-            text = "the name of an axis of the mesh, a tuple of several, or None"
-            problems.append(f"{where} {text}, got {wanted!r}")
-            continue
-        on_mesh, parts = _on_mesh(wanted), _parts(wanted)
-        unknown = [name for name in on_mesh if not mesh.empty and name not in mesh.shape]
-        if unknown:
-            problems.append(f"{where} axes of the mesh {mesh.axis_names}, got {unknown}")
-            continue
-        for size in {n for n in sizes.get(axis, ()) if n % parts}:
-            problems.append(
-                f"{where} a number of parts that divides {axis} = {size}, got {parts} by {wanted!r}"
-            )
-        for name in on_mesh:
-            used.setdefault(name, []).append(axis)
-    for name, axes in used.items():
-        # A parameter has query heads or key/value heads, never both.
-        if len({"heads" if axis == "kv_heads" else axis for axis in axes}) > 1 or len(axes) > len(
-            {*axes}
-        ):
-            problems.append(f"sharding: expected {name!r} once in a parameter, got it for {axes}")
-    return problems
-
-
-def _each(wanted: Any) -> tuple:
-    """Return the names of an axis as a tuple: none, one, or several."""
-    return wanted if isinstance(wanted, tuple) else () if wanted is None else (wanted,)
-
-
-def _on_mesh(wanted: Any) -> list[str]:
-    """Return the mesh axes of an axis: its names, or flax's logical axis rule for one name.
-
-    Flax translates no name inside a tuple.
-    """
-    return [*_each(dict(get_logical_axis_rules() or ()).get(wanted, wanted))]
-
-
-def _parts(wanted: Any) -> int:
-    """Return into how many parts the current mesh shards an axis of this name; 1 without a mesh."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape.get(axis, 1) for axis in _on_mesh(wanted))
-
-
-# --- arguments of a call ------------------------------------------------------------------------
 
 
 def sequences(module: Any, **inputs: Any) -> list[jax.Array]:
@@ -282,42 +121,38 @@ def dropouts(
     module: provides the rates, and deterministic and rngs if the call has None. shape_BTD: the
     output's shape. The others are the call's arguments. Raises ArgumentError with every problem.
     """
-    deterministic, unclear = _deterministic(module, deterministic)
+    where, (deterministic, problems) = type(module).__name__, _deterministic(module, deterministic)
     if not (rngs is None or isinstance(rngs, nnx.Rngs | nnx.RngStream)):
-        unclear.append(f"rngs: expected nnx.Rngs or an nnx.RngStream, got {checks.summary(rngs)}")
-    rngs = module.rngs if rngs is None else rngs
-    stream, where = rngs, type(module).__name__
+        problems.append(f"rngs: expected nnx.Rngs or an nnx.RngStream, got {checks.summary(rngs)}")
+    checks.raise_all(where, problems)
+    stream = rngs = module.rngs if rngs is None else rngs
     if isinstance(rngs, nnx.Rngs) and ("dropout" in rngs or "default" in rngs):
         stream = rngs.dropout
-    checks.raise_all(where, unclear)
-    problems: list[str] = []
-    drops: list[Dropout | None] = []
-    for rate_name, keep_name, kept in (
-        ("dropout_rate", "keep", keep),
-        ("out_dropout_rate", "out_keep", out_keep),
-    ):
+
+    def dropout(rate_name: str, keep_name: str, kept: AnyArray | None) -> Dropout | None:
         rate = getattr(module, rate_name)
-        drop = None
         if deterministic or rate == 0:
             if kept is not None:
                 why = "deterministic is True" if deterministic else f"{rate_name} is 0"
                 problems.append(f"{keep_name}: expected None, because {why}: nothing is dropped")
-        elif kept is not None:
-            drop = Dropout(rate, keep=kept)
-        elif isinstance(stream, nnx.RngStream):
-            drop = Dropout(rate, key=stream())
-        else:
-            problems.append(
-                f"rngs: {rate_name} is {rate} and the module is in training mode; expected "
-                f'rngs=nnx.Rngs(dropout=…) with a "dropout" stream here or in the constructor, or '
-                f"{keep_name}=, deterministic=True or eval(); got {type(rngs).__name__}"
-            )
-        drops.append(drop)
-    dropout, out_dropout = drops
-    if out_keep is not None and out_dropout is not None:
+            return None
+        if kept is not None:
+            return Dropout(rate, keep=kept)
+        if isinstance(stream, nnx.RngStream):
+            return Dropout(rate, key=stream())
+        problems.append(
+            f"rngs: {rate_name} is {rate} and the module is in training mode; expected "
+            f'rngs=nnx.Rngs(dropout=…) with a "dropout" stream here or in the constructor, or '
+            f"{keep_name}=, deterministic=True or eval(); got {type(rngs).__name__}"
+        )
+        return None
+
+    of_weights = dropout("dropout_rate", "keep", keep)
+    of_output = dropout("out_dropout_rate", "out_keep", out_keep)
+    if out_keep is not None and of_output is not None:
         problems += checks.broadcast_problems("out_keep", out_keep, shape_BTD, "(B, T, D)")
     checks.raise_all(where, problems)
-    return dropout, out_dropout
+    return of_weights, of_output
 
 
 def cache_problems(
@@ -338,31 +173,25 @@ def cache_problems(
     elif checks.is_array(query) and query.shape and query.shape[0] != cache.filled.shape[0]:
         rows = f"{query.shape[0]}, as in the query {checks.summary(query)}"
         problems.append(f"cache: expected a batch of {rows}, got one of {cache.filled.shape[0]}")
-    for name, size in (("kdim", module.kdim), ("vdim", module.vdim)):
-        if size != module.embed_dim:
-            problems.append(
-                f"cache: expected a module that attends to its own inputs, of {module.embed_dim} "
-                f"features; it has {name} = {size}"
-            )
-    if module.rotary is not None and isinstance(module.rotary.scaling, DynamicNTK):
-        problems.append(
-            "cache: cannot be combined with DynamicNTK: its frequencies depend on the length of a "
-            "call, so cached keys would no longer fit"
-        )
-    if module.position_bias is not None:
-        problems.append(
-            "cache: expected a module without position_bias, which attention with a cache ignores"
-        )
-    if module.implementation is not None:
-        problems.append(
-            "cache: expected implementation = None, because a cache has its own kernel; the module "
-            f"has implementation = {module.implementation!r}"
-        )
-    drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
+    own = f"a module that attends to its own inputs, of {module.embed_dim} features; it has"
+    scaling = None if module.rotary is None else module.rotary.scaling
     deterministic, unclear = _deterministic(module, deterministic)
-    if drops and not (deterministic or unclear):
-        problems.append("cache: expected no dropout: eval() or deterministic=True")
-    return problems + unclear
+    drops = module.dropout_rate > 0 or module.out_dropout_rate > 0
+    reasons = {
+        f"expected {own} kdim = {module.kdim}": module.kdim != module.embed_dim,
+        f"expected {own} vdim = {module.vdim}": module.vdim != module.embed_dim,
+        "cannot be combined with DynamicNTK: its frequencies depend on the length of a call, so "
+        "cached keys would no longer fit": isinstance(scaling, DynamicNTK),
+        "expected a module without position_bias, which attention with a cache ignores": (
+            module.position_bias is not None
+        ),
+        "expected implementation = None, because a cache has its own kernel; the module has "
+        f"implementation = {module.implementation!r}": module.implementation is not None,
+        "expected no dropout: eval() or deterministic=True": (
+            drops and not (deterministic or unclear)
+        ),
+    }
+    return problems + [f"cache: {reason}" for reason in checks.holding(reasons)] + unclear
 
 
 def _deterministic(module: Any, given: Any) -> tuple[Any, list[str]]:

@@ -23,7 +23,7 @@ from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.dispatch import Implementation
 from jax_attn.attention.mask import MaskLike
 from jax_attn.attention.rotary import Rotary
-from jax_attn.nn import arguments
+from jax_attn.nn import arguments, constructor
 from jax_attn.nn.arguments import Placement, Positions
 from jax_attn.nn.projection import Projection, normal, torch_linear_init
 
@@ -111,63 +111,32 @@ class GroupedQueryAttention(nnx.Module):
         sharding: Mapping[str, str | tuple[str, ...] | None] | None = None,
         rngs: nnx.Rngs,
     ):
-        problems = arguments.size_problems(embed_dim, num_heads, num_kv_heads, head_dim, kdim, vdim)
-        problems += checks.rate_problems(
-            dropout_rate=dropout_rate, out_dropout_rate=out_dropout_rate
-        )
-        problems += arguments.option_problems(
-            dtype=dtype,
-            param_dtype=param_dtype,
-            scale=scale,
-            softcap=softcap,
-            precision=precision,
-            implementation=implementation,
-            qk_norm=qk_norm,
-            rotary=rotary,
-            position_bias=position_bias,
-            rngs=rngs,
-        )
-        problems += arguments.bias_problems(use_bias)
-        problems += arguments.flag_problems(
-            add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, sinks=sinks
-        )
-        if not problems:
-            H = embed_dim // num_heads if head_dim is None else head_dim
-            problems += [] if rotary is None else rotary.problems(H)
-            problems += arguments.sharding_problems(
-                sharding,
-                embed={embed_dim, kdim or embed_dim, vdim or embed_dim},
-                heads={num_heads},
-                kv_heads={num_kv_heads},
-                head_dim={H},
-            )
+        sizes: dict[str, Any] = {"embed_dim": embed_dim, "num_heads": num_heads}
+        sizes |= {"num_kv_heads": num_kv_heads, "head_dim": head_dim, "kdim": kdim, "vdim": vdim}
+        rates = {"dropout_rate": dropout_rate, "out_dropout_rate": out_dropout_rate}
+        given: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "precision": precision}
+        given |= {"scale": scale, "softcap": softcap, "implementation": implementation}
+        given |= {"qk_norm": qk_norm, "rotary": rotary, "position_bias": position_bias}
+        given |= {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "sinks": sinks}
+        problems = constructor.problems(sizes, rates, use_bias, sharding, rngs=rngs, **given)
         checks.raise_all(type(self).__name__, problems)
 
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout_rate, self.out_dropout_rate = float(dropout_rate), float(out_dropout_rate)
-        self.scale, self.softcap, self.rotary = scale, softcap, rotary
-        self.position_bias = position_bias
+        self.scale, self.softcap = scale, softcap
+        self.rotary, self.position_bias = rotary, position_bias
         self.dtype = None if dtype is None else jnp.dtype(dtype)
         self.precision, self.implementation = precision, implementation
         self.deterministic = False
-        has_stream = "dropout" in rngs or "default" in rngs
-        keeps = has_stream and (self.dropout_rate > 0 or self.out_dropout_rate > 0)
 
-        projection = functools.partial(
-            Projection,
-            dtype=self.dtype,
-            param_dtype=jnp.dtype(param_dtype),
-            precision=precision,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-            rngs=rngs,
-        )
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": jnp.dtype(param_dtype)}
+        inits: dict[str, Any] = {"kernel_init": kernel_init, "bias_init": bias_init, "rngs": rngs}
+        projection: Any = functools.partial(Projection, precision=precision, **inits, **dtypes)
         N, K, H, D = num_heads, num_kv_heads, self.head_dim, embed_dim
-        d, n, k_axis, h = arguments.names(sharding, num_kv_heads)
-        q, k, v = arguments.with_bias(use_bias)
+        d, n, k_axis, h = constructor.names(sharding, num_kv_heads)
+        q, k, v = constructor.with_bias(use_bias)
         out = (q or k or v) if use_out_bias is None else use_out_bias
         self.q_proj = projection((D,), (N, H), use_bias=q, names=(d, n, h))
         self.k_proj = projection((self.kdim,), (K, H), use_bias=k, names=(d, k_axis, h))
@@ -176,15 +145,15 @@ class GroupedQueryAttention(nnx.Module):
         self.q_norm: Any = nnx.data(None)
         self.k_norm: Any = nnx.data(None)
         if qk_norm is not None:
-            options = {"dtype": self.dtype, "param_dtype": jnp.dtype(param_dtype), "rngs": rngs}
-            self.q_norm, self.k_norm = qk_norm(H, **options), qk_norm(H, **options)
+            self.q_norm, self.k_norm = (qk_norm(H, rngs=rngs, **dtypes) for _ in range(2))
         self.add_zero_attn = add_zero_attn
         learned = functools.partial(normal, rngs, dtype=jnp.dtype(param_dtype))
         nothing, deviation = nnx.data(None), (K * H) ** -0.5
         self.bias_k = learned((K, H), deviation, names=(k_axis, h)) if add_bias_kv else nothing
         self.bias_v = learned((K, H), deviation, names=(k_axis, h)) if add_bias_kv else nothing
         self.sinks = learned((N,), SINKS_DEVIATION, names=(n,)) if sinks else nothing
-        self.rngs: nnx.RngStream | None = rngs.dropout.fork() if keeps else nnx.data(None)
+        draws = (dropout_rate > 0 or out_dropout_rate > 0) and {"dropout", "default"} & {*rngs}
+        self.rngs: nnx.RngStream | None = rngs.dropout.fork() if draws else nnx.data(None)
 
     @overload
     def __call__(

@@ -16,8 +16,8 @@ from jax.extend import core as jex
 from jax.interpreters import batching, mlir
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels import dense, forward_mode
-from jax_attn.attention.kernels.forward_mode import Floats
+from jax_attn.attention.kernels import dense
+from jax_attn.attention.kernels.forward_mode import Floats, differentiable, pulled
 
 Run = Callable[[Call], jax.Array]
 
@@ -28,50 +28,27 @@ def attention(runs: Mapping[str, Run], home: str, call: Call) -> jax.Array:
     runs: cpu, cuda and tpu → its kernel; any other platform uses the CPU's. home: the platform on
     which the program will most likely run.
     """
-    away = {p: functools.partial(_apart, None if p == "cpu" else p) for p in runs}
-    branches = {p: run if p == home else functools.partial(away[p], run) for p, run in runs.items()}
+    if len({*runs.values()}) == 1:
+        return runs[home](call)
+    branches = {p: run if p == home else _away(p, run) for p, run in runs.items()}
     default = branches.pop("cpu")
     return lax.platform_dependent(call, default=default, **branches)
 
 
-# Every platform's forward pass must return what any kernel keeps for its backward pass, as zeros
-# for kernels that do not run; if forward and backward are compiled apart, these are real arrays. So
-# away from home only the call is kept, and the backward pass repeats the forward.
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _apart(platform: str | None, run: Run, call: Call) -> jax.Array:
-    return _only_on(platform, run)(call)
+def _away(platform: str, run: Run) -> Run:
+    """Return the kernel for a platform that is not home.
 
+    Every platform's forward pass must return what any kernel keeps for its backward pass, as zeros
+    for kernels that do not run; if forward and backward are compiled apart, these are real arrays.
+    So here only the call is kept, and the backward pass repeats the forward. Forward mode is
+    dense's, because the vendors' kernels have none.
+    """
+    only = None if platform == "cpu" else platform
 
-@_apart.defjvp
-def _apart_jvp(
-    platform: str | None, run: Run, primals: tuple[Call], tangents: tuple[Call]
-) -> tuple[jax.Array, jax.Array]:
-    """Compute dense's tangent in forward mode, because the vendors' kernels have none."""
-    (call,) = primals
-    out = _apart(platform, run, call)
-    # Zeros for the output: the backward pass does not read it, so it need not be kept.
-    push = functools.partial(forward_mode.pushed, dense.attention)
-    pull = functools.partial(_gradients, platform, run)
-    floats = tangents[0].floats
-    return out, forward_mode.tangent(push, pull, call, jnp.zeros_like(out), floats)
+    def backward(call: Call, _: jax.Array, d_out: jax.Array) -> Floats:
+        return _only_on(only, functools.partial(pulled, run))(call, call.floats, d_out)
 
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _gradients(
-    platform: str | None, run: Run, call: Call, _: jax.Array, d_out: jax.Array
-) -> Floats:
-    """Return the cotangents of query, key, value and bias."""
-    pull = functools.partial(forward_mode.pulled, run)
-    return _only_on(platform, pull)(call, call.floats, d_out)
-
-
-@_gradients.defjvp
-def _gradients_jvp(
-    platform: str | None, run: Run, primals: tuple, tangents: tuple
-) -> tuple[Floats, Floats]:
-    """Compute second derivatives by dense, because the vendors' kernels have none."""
-    seconds = forward_mode.pulled_tangent(dense.attention, primals, tangents)
-    return _gradients(platform, run, *primals), seconds
+    return differentiable(_only_on(only, run), backward, dense.attention, keeps_outputs=False)
 
 
 def _only_on(platform: str | None, fn: Callable) -> Callable:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,13 @@ from jax_attn.attention.kernels.blocked import FEW_SCORES
 from jax_attn.attention.kernels.mesh import explicit
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, PLACES, Shards, letters_of_cache
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, finite
-from jax_attn.attention.kernels.scores import masked, scores
+from jax_attn.attention.kernels.scores import masked, products, scores
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Band, Mask
 from jax_attn.attention.meshes import MeshAxes
 
-# For each page its keys (B, K, H, P) and values (B, K, P, Hv).
-Pages = tuple[tuple[jax.Array, jax.Array], ...]
+# The keys (B, K, H, P) and values (B, K, P, Hv) of a page.
+Page = tuple[jax.Array, jax.Array]
 
 
 def refusals(call: Call, cache: object) -> list[str]:
@@ -67,14 +67,14 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
     """
     if explicit.is_cut(call, cache):
         of_pages = jax.tree.unflatten(jax.tree.structure(cache), letters_of_cache(cache))
-        out, grown = explicit.on_each_device(_on_part, (), (OUTPUT, of_pages), call, cache)
+        out, grown = explicit.on_each_device(_on_part, (OUTPUT, of_pages), call, cache)
         return _cut_as(call.query, out), grown
     T, lo, lengths_B = call.T, _lowest(call.mask, cache), _lengths(call)
 
     own = call.without_extra_keys()
     own = dataclasses.replace(own, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
     if T * T >= FEW_SCORES:
-        attended = _by_tiles(own)
+        attended = partial_softmax.of_sums(own, *blocked.with_sums(own))
     else:
         allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
@@ -92,7 +92,7 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
         attended = _with_history(attended, call, history, lowest_BT)
     else:  # every device has the call's own keys: they count once
         nothing = attended.of_no_keys().varying(axes)
-        seen = _with_history(nothing, call, history, lowest_BT, axes=axes)
+        seen = _with_history(nothing, call, history, lowest_BT, axes)
         attended = attended.merged(seen.summed(axes))
     if call.has_extra_keys:
         attended = attended.merged(partial_softmax.of_extra_keys(call))
@@ -141,23 +141,27 @@ def _with_history(
     call: Call,
     cache: KVCache,
     lowest_BT: jax.Array,
-    page: int = 0,
     axes: MeshAxes = (),
 ) -> PartialSoftmax:
-    """Merge `attended` with attention to the non-empty pages from `page` on.
+    """Merge `attended` with attention to the non-empty pages.
 
     lowest_BT: the first token, ≥ 0, that each query sees. axes: as in `attention`.
     """
-    if page == len(cache.keys):
-        return attended
 
-    def merged(attended: PartialSoftmax) -> PartialSoftmax:
+    def merged(page: int, attended: PartialSoftmax) -> PartialSoftmax:
         token_BP = _tokens(cache, _places(cache, page, axes))
-        here = _in_tiles(call, cache, page, token_BP, lowest_BT)
-        return _with_history(attended.merged(here), call, cache, lowest_BT, page + 1, axes)
+        return attended.merged(_in_tiles(call, cache, page, token_BP, lowest_BT))
 
-    is_reached = (cache.filled > _start(cache, page, axes)).any()
-    return jax.lax.cond(is_reached, merged, lambda same: same, attended)
+    for page in range(len(cache.keys)):
+        is_reached = (cache.filled > _start(cache, page, axes)).any()
+        read = _computed_again(functools.partial(merged, page))
+        attended = jax.lax.cond(is_reached, read, lambda same: same, attended)
+    return attended
+
+
+# The backward pass runs a branch again. Whatever a branch kept for it would be an array of zeros in
+# the other branch, and one array more for each step of a scan.
+_computed_again = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 def _start(cache: KVCache, page: int, axes: MeshAxes) -> int:
@@ -223,37 +227,41 @@ def _grown(cache: KVCache, call: Call, axes: MeshAxes) -> KVCache:
     if cache.sharding is not None:  # shard new tokens as the pages: see KVCache.page
         at = jax.P(*cache.sharding[:2])
         k_BKHT, v_BKTH = meshes.kept(k_BKHT, at), meshes.kept(v_BKTH, at)
+    k_BKHT, v_BKTH = k_BKHT.astype(cache.keys[0].dtype), v_BKTH.astype(cache.values[0].dtype)
+    if axes:  # the devices sum the tokens' gradients here: in a branch only some of them would
+        k_BKHT, v_BKTH = (jax.lax.pcast(x, axes, to="varying") for x in (k_BKHT, v_BKTH))
 
-    def written(pages: Pages, page: int) -> Pages:
-        (k_BKHP, v_BKPH), *others = pages
-        write = _writer(cache, grown, call.T, _places(cache, page, axes))
-        new_k = write(k_BKHP, k_BKHT.astype(k_BKHP.dtype), 3)
-        new = ((new_k, write(v_BKPH, v_BKTH.astype(v_BKPH.dtype), 2)),)
-        if not others:
-            return new
-        # A write costs time even if it changes nothing: skip pages after the last token.
-        later = tuple(others)
-        is_reached = (grown.filled > _start(cache, page + 1, axes)).any()
-        return new + jax.lax.cond(is_reached, lambda: written(later, page + 1), lambda: later)
+    def pages() -> Iterator[Page]:
+        for n, page in enumerate(zip(cache.keys, cache.values, strict=True)):
+            at, write = _writer(cache, grown, call.T, _places(cache, n, axes))
 
-    pages = written(tuple(zip(cache.keys, cache.values, strict=True)), 0)
-    keys, values = zip(*pages, strict=True)
+            def written(page: Page, at: jax.Array = at, write: Callable = write) -> Page:
+                return write(at, page[0], k_BKHT, 3), write(at, page[1], v_BKTH, 2)
+
+            # A write costs time even if it changes nothing.
+            is_reached = (at >= 0).any()
+            yield jax.lax.cond(is_reached, _computed_again(written), lambda same: same, page)
+
+    keys, values = zip(*pages(), strict=True)
     return dataclasses.replace(grown, keys=keys, values=values)
 
 
 def _writer(
     cache: KVCache, grown: KVCache, T: int, place_P: jax.Array
-) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
-    """Return (page, tokens, axis) → the page of these places with its share of the T tokens."""
+) -> tuple[jax.Array, Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]]:
+    """Return (at, write) for the page of these places.
+
+    write: (at, page, tokens, axis) → the page with its share of the T tokens. at: integers, all
+    below 0 if it has no share.
+    """
     # A loop over tokens indexes the batch axis: XLA's partitioner would gather the cache.
     if cache.page_sizes.few_tokens < T or meshes.in_auto_mesh(cache.filled):
-        step_BP = _tokens(grown, place_P) - cache.filled[:, None]
-        return functools.partial(_place_by_place, step_BP)
+        return _tokens(grown, place_P) - cache.filled[:, None], _place_by_place
     token_BT = cache.positions(T)
     place_BT = token_BT if cache.window is None else token_BT % cache.window
-    kept_BT = token_BT < grown.filled[:, None]
-    at_BT = jnp.where(kept_BT, place_BT - place_P[0], -1)
-    return functools.partial(_token_by_token, at_BT)
+    at_BT = place_BT - place_P[0]
+    is_here_BT = (token_BT < grown.filled[:, None]) & (at_BT < place_P.size)
+    return jnp.where(is_here_BT, at_BT, -1), _token_by_token
 
 
 def _lowest(mask: Mask, cache: KVCache) -> Band | None:
@@ -278,22 +286,17 @@ def _over_page(
     product with a cached key that XLA:CPU does at the speed of memory.
     """
     dtype = call.softmax_dtype
-    q_BKGTH = call.query.reshape(call.B, call.T, call.K, call.G, call.H).transpose(0, 2, 3, 1, 4)
-    products_BKGTS = call.scale * jnp.einsum(
-        "BKGTH,BKHS->BKGTS", q_BKGTH, k_BKHS, precision=call.precision, preferred_element_type=dtype
-    )
+    rows = (call.B, call.K, call.G, call.T)
+    products_BKRS = products(call, "BKRH,BKHS->BKRS", k_BKHS)
+    products_BKGTS = products_BKRS.reshape(*rows, -1)
     scores_BKGTS = masked(scores(call, products_BKGTS, None), allowed_BTS[:, None, None])
     maximum = jax.lax.stop_gradient(scores_BKGTS.max(axis=-1))
     p_BKGTS = jnp.exp(scores_BKGTS - finite(maximum)[..., None])
-    weighted = jnp.einsum(
-        "BKGTS,BKSH->BKGTH", p_BKGTS, v_BKSH.astype(dtype), precision=call.precision
+    p_BKRS = p_BKGTS.reshape(products_BKRS.shape)
+    weighted_BKRH = jnp.einsum(
+        "BKRS,BKSH->BKRH", p_BKRS, v_BKSH.astype(dtype), precision=call.precision
     )
-    return PartialSoftmax(maximum, p_BKGTS.sum(axis=-1), weighted)
-
-
-def _by_tiles(call: Call) -> PartialSoftmax:
-    """Attend to the call's own keys by the blocked kernel; the call has no dropout."""
-    return partial_softmax.of_sums(call, *blocked.with_sums(call))
+    return PartialSoftmax(maximum, p_BKGTS.sum(axis=-1), weighted_BKRH.reshape(*rows, -1))
 
 
 # A page and the new tokens have the same axes, B first; along `axis` the page has P places and
@@ -301,19 +304,18 @@ def _by_tiles(call: Call) -> PartialSoftmax:
 
 
 def _token_by_token(at_BT: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
-    """Write each token in its place at_BT of the page; skip places outside [0, P).
+    """Write each token in its place at_BT of the page; skip places below 0.
 
     Not a scatter, for which XLA would first transpose the whole page.
     """
-    B, T, P = page.shape[0], tokens.shape[axis], page.shape[axis]
-    here_BT = (at_BT >= 0) & (at_BT < P)
-    at_BT = jnp.clip(at_BT, 0, P - 1)
+    B, T = page.shape[0], tokens.shape[axis]
 
     def write(n: jax.Array, page: jax.Array) -> jax.Array:
         b, t = n.astype(jnp.int32) // T, n.astype(jnp.int32) % T
-        old, new = _token(page, b, at_BT[b, t], axis), _token(tokens, b, t, axis)
-        new = jnp.where(here_BT[b, t], new, old)
-        return jax.lax.dynamic_update_slice(page, new, _corner(page, b, at_BT[b, t], axis))
+        at = jnp.maximum(at_BT[b, t], 0)
+        old, new = _token(page, b, at, axis), _token(tokens, b, t, axis)
+        new = jnp.where(at_BT[b, t] >= 0, new, old)
+        return jax.lax.dynamic_update_slice(page, new, _corner(page, b, at, axis))
 
     return jax.lax.fori_loop(0, B * T, write, page)
 
@@ -328,14 +330,10 @@ def _corner(x: jax.Array, b: jax.Array, at: jax.Array, axis: int) -> list[jax.Ar
 
 
 def _place_by_place(step_BP: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
-    """Write all places of the page in one operation; skip it if none changes.
+    """Write all places of the page in one operation.
 
     step_BP: the token for each place, below 0 for none.
     """
     shape = [n if i in (0, axis) else 1 for i, n in enumerate(page.shape)]
-
-    def written(page: jax.Array) -> jax.Array:
-        new = jnp.take_along_axis(tokens, jnp.maximum(step_BP, 0).reshape(shape), axis)
-        return jnp.where(step_BP.reshape(shape) >= 0, new, page)
-
-    return jax.lax.cond((step_BP >= 0).any(), written, lambda page: page, page)
+    new = jnp.take_along_axis(tokens, jnp.maximum(step_BP, 0).reshape(shape), axis)
+    return jnp.where(step_BP.reshape(shape) >= 0, new, page)

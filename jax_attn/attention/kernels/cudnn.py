@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jax_attn.attention import checks
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import vendors
 
@@ -65,7 +66,7 @@ def refusals(call: Call) -> list[str]:
     absent, bias_dtype = _objection(8), None if call.bias is None else call.bias.dtype
     refusals = vendors.refusals(call, DTYPES, "the weights in the inputs' dtype")
     refusals += mask.unread("lo", "hi", "kv_lengths", "allowed")
-    return refusals + vendors.holding(
+    return refusals + checks.holding(
         {
             f"jax does not support it here: {absent}": absent,
             f"H must be a multiple of 8, here {H}": H % 8,

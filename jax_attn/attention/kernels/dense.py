@@ -38,15 +38,15 @@ def _mean(call: Call) -> jax.Array:
         P_BNTS = call.dropout.apply(P_BNTS)
     if call.extra_columns:
         P_BNTS, P_BNTE = P_BNTS[..., : call.S], P_BNTS[..., call.S :]
-    P_BKGTS = P_BNTS.reshape(call.B, call.K, call.G, call.T, call.S)
+    P_BKRS = P_BNTS.reshape(call.B, call.K, call.G * call.T, call.S)
     # The weights stay unrounded: casting them to bfloat16 or float16 before this product would lose
     # short rows a quarter of the accuracy of torch's kernel, which divides last.
-    v_BSKH = call.value.astype(call.softmax_dtype)
-    out_BTKGH = jnp.einsum("BKGTS,BSKH->BTKGH", P_BKGTS, v_BSKH, precision=call.precision)
+    v_BKSH = call.value.astype(call.softmax_dtype).swapaxes(1, 2)
+    out_BKRH = jnp.einsum("BKRS,BKSH->BKRH", P_BKRS, v_BKSH, precision=call.precision)
     if call.bias_v is not None:  # all other extra keys have the value 0
-        P_BTKG1 = P_BNTE[..., :1].swapaxes(1, 2).reshape(call.B, call.T, call.K, call.G, 1)
-        out_BTKGH += P_BTKG1 * call.bias_v.astype(call.softmax_dtype)[:, None]
-    return out_BTKGH.reshape(call.B, call.T, call.N, call.Hv)
+        P_BKR1 = P_BNTE[..., :1].reshape(call.B, call.K, call.G * call.T, 1)
+        out_BKRH += P_BKR1 * call.bias_v.astype(call.softmax_dtype)[:, None]
+    return out_BKRH.reshape(call.B, call.N, call.T, call.Hv).swapaxes(1, 2)
 
 
 def _probabilities(call: Call) -> jax.Array:
@@ -71,7 +71,7 @@ def _without_sinks(call: Call, P_BNTS: jax.Array) -> jax.Array:
 
 
 def _scores(call: Call) -> jax.Array:
-    products_BKGTS = products(call, "BTKGH,BSKH->BKGTS", call.key)
-    products_BNTS = products_BKGTS.reshape(call.B, call.N, call.T, call.S)
+    products_BKRS = products(call, "BKRH,BKSH->BKRS", call.key.swapaxes(1, 2))
+    products_BNTS = products_BKRS.reshape(call.B, call.N, call.T, call.S)
     allowed = None if call.mask.is_open else call.mask.materialize(call.T, call.S)
     return masked(scores(call, products_BNTS, call.bias), allowed)

@@ -1,10 +1,11 @@
-"""A tangent that is computed one way in forward mode and transposed another way in reverse mode.
+"""Derivatives of a kernel: reverse mode by its own backward pass, all others by the definition.
 
 `jax.custom_vjp` has no forward mode, and JAX transposes the rule of a `jax.custom_jvp` as written.
-Here the rule is a primitive that is linear in the tangents: its evaluation is `push`, its transpose
-is `pull`.
+Here the rule is a primitive that is linear in the tangents: its evaluation is the definition's
+tangent, its transpose the kernel's backward pass.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,14 +21,64 @@ Floats = dict[str, jax.Array | None]
 """The arrays of a call that have a gradient, by name."""
 
 
-def tangent(push: Callable, pull: Callable, call: Any, outputs: Any, d_inputs: Any) -> Any:
+def differentiable(
+    forward: Callable[[Call], Any],
+    backward: Callable[[Call, Any, Any], Floats],
+    definition: Callable[[Call], Any],
+    keeps_outputs: bool = True,
+) -> Callable[[Call], Any]:
+    """Return `forward`, whose derivative in reverse mode is `backward`.
+
+    backward: (call, outputs, d_outputs) → the cotangents of the call's floats. definition: computes
+    what forward does; by its derivatives, with their memory, forward mode and second derivatives
+    are computed. keeps_outputs: whether backward reads the outputs; if not, it gets zeros.
+    """
+
+    @jax.custom_jvp
+    def gradients(call: Call, outputs: Any, d_outputs: Any) -> Floats:
+        return backward(call, outputs, d_outputs)
+
+    @gradients.defjvp
+    def _(primals: tuple, tangents: tuple) -> tuple[Floats, Floats]:
+        # The outputs have no part in it, because they follow from the call.
+        (call, _, d_outputs), (d_call, _, dd_outputs) = primals, tangents
+        at, moved = (call.floats, d_outputs), (d_call.floats, dd_outputs)
+        second = jax.jvp(lambda *args: pulled(definition, call, *args), at, moved)[1]
+        return gradients(*primals), second
+
+    @jax.custom_jvp
+    def run(call: Call) -> Any:
+        return forward(call)
+
+    @run.defjvp
+    def _(primals: tuple[Call], tangents: tuple[Call]) -> tuple[Any, Any]:
+        outputs = run(*primals)
+        kept = outputs if keeps_outputs else jax.tree.map(jnp.zeros_like, outputs)
+        push = functools.partial(pushed, definition)
+        return outputs, _tangent(push, gradients, *primals, kept, tangents[0].floats)
+
+    return run
+
+
+def pushed(run: Callable[[Call], Any], call: Call, _: Any, d_floats: Floats) -> Any:
+    """Return the tangent of `run`."""
+    return jax.jvp(lambda floats: run(call.with_floats(floats)), (call.floats,), (d_floats,))[1]
+
+
+def pulled(run: Callable[[Call], Any], call: Call, floats: Floats, d_outputs: Any) -> Floats:
+    """Return the cotangents of the call's floats, by the derivative of `run`."""
+    _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
+    return pull(d_outputs)[0]
+
+
+def _tangent(push: Callable, pull: Callable, call: Call, outputs: Any, d_floats: Floats) -> Any:
     """Return the outputs' tangent: a pytree like `outputs`, with the same shapes and dtypes.
 
-    push: (call, outputs, d_inputs) → d_outputs, linear in d_inputs. It must be differentiable
-    itself. pull: (call, outputs, d_outputs) → d_inputs, its transpose. All are pytrees.
+    push: (call, outputs, d_floats) → d_outputs, linear in d_floats. It must be differentiable
+    itself. pull: (call, outputs, d_outputs) → d_floats, its transpose.
     """
-    trees = [jax.tree.structure(x) for x in (call, outputs, d_inputs)]
-    of_call, of_outputs, linear = (jax.tree.leaves(x) for x in (call, outputs, d_inputs))
+    trees = [jax.tree.structure(x) for x in (call, outputs, d_floats)]
+    of_call, of_outputs, linear = (jax.tree.leaves(x) for x in (call, outputs, d_floats))
 
     def over_leaves(fn: Callable, last: int) -> Callable[[Leaves, Leaves, Leaves], Leaves]:
         def run(*leaves: Leaves) -> Leaves:
@@ -45,28 +96,6 @@ def tangent(push: Callable, pull: Callable, call: Any, outputs: Any, d_inputs: A
         sizes=(len(of_call), len(of_outputs)),
     )
     return jax.tree.unflatten(trees[1], d_outputs)
-
-
-def pushed(run: Callable[[Call], Any], call: Call, _: Any, d_floats: Floats) -> Any:
-    """Return the tangent of `run`, with its memory: a `push` whose inputs are the call's floats."""
-    return jax.jvp(lambda floats: run(call.with_floats(floats)), (call.floats,), (d_floats,))[1]
-
-
-def pulled(run: Callable[[Call], Any], call: Call, floats: Floats, d_outputs: Any) -> Floats:
-    """Return the cotangents of the call's floats, by the derivative of `run`."""
-    _, pull = jax.vjp(lambda floats: run(call.with_floats(floats)), floats)
-    return pull(d_outputs)[0]
-
-
-def pulled_tangent(run: Callable[[Call], Any], primals: tuple, tangents: tuple) -> Floats:
-    """Return the tangent of `pulled`, which is a second derivative of `run`.
-
-    primals, tangents: those of the call, its outputs and their cotangents. The outputs are ignored,
-    because they follow from the call.
-    """
-    (call, _, d_outputs), (d_call, _, dd_outputs) = primals, tangents
-    at, moved = (call.floats, d_outputs), (d_call.floats, dd_outputs)
-    return jax.jvp(lambda *args: pulled(run, call, *args), at, moved)[1]
 
 
 _TANGENT = jex.Primitive("attention_tangent")

@@ -7,10 +7,14 @@ from jax_attn.attention.call import Call
 
 
 def products(call: Call, letters: str, key: jax.Array) -> jax.Array:
-    """Return scale·QKᵀ in the softmax's dtype; the queries are (B, T, K, G, H) in `letters`."""
-    q_BTKGH = call.query.reshape(call.B, call.T, call.K, call.G, call.H)
+    """Return scale·QKᵀ in the softmax's dtype; the queries are (B, K, R, H) in `letters`, R = G·T.
+
+    These are batches of matrices: XLA would copy operands of more axes for each product of the
+    gradient.
+    """
+    q_BKRH = call.query.swapaxes(1, 2).reshape(call.B, call.K, call.G * call.T, call.H)
     return call.scale * jnp.einsum(
-        letters, q_BTKGH, key, precision=call.precision, preferred_element_type=call.softmax_dtype
+        letters, q_BKRH, key, precision=call.precision, preferred_element_type=call.softmax_dtype
     )
 
 
@@ -34,8 +38,8 @@ def extra_scores(call: Call) -> jax.Array:
     dtype, shape = call.softmax_dtype, (call.B, call.N, call.T)
     columns = []
     if call.bias_k is not None:
-        products_BKGT = products(call, "BTKGH,KH->BKGT", call.bias_k)
-        columns.append(scores(call, products_BKGT.reshape(shape), None))
+        products_BKR = products(call, "BKRH,KH->BKR", call.bias_k)
+        columns.append(scores(call, products_BKR.reshape(shape), None))
     if call.add_zero_attn:
         columns.append(jnp.zeros(shape, dtype))
     if call.sinks is not None:

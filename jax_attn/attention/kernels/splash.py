@@ -10,7 +10,7 @@ precision. It has no jvp, and its gradients no derivative.
 import jax
 import jax.numpy as jnp
 
-from jax_attn.attention import meshes
+from jax_attn.attention import checks, meshes
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels import vendors
 
@@ -39,7 +39,7 @@ def refusals(call: Call) -> list[str]:
     ids = None if mask.q_segments is None else mask.q_segments.dtype
     refusals = vendors.refusals(call, ("bfloat16", "float32"), "in single bfloat16 passes")
     refusals += mask.unread("lo", "hi", "kv_lengths", "q_segments", "kv_segments")
-    return refusals + vendors.holding(
+    return refusals + checks.holding(
         {
             longest: max(heads) > LONGEST_HEAD,
             "it adds no bias": call.bias is not None,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from jax import lax
 
+from jax_attn.attention import checks
 from jax_attn.attention.call import Call
 
 _DEFAULT = (None, "default", lax.Precision.DEFAULT)
@@ -15,7 +16,7 @@ def refusals(call: Call, dtypes: Sequence[str], precision: str) -> list[str]:
     precision: how the kernel computes its products, whatever precision the call asks for.
     """
     dtype, dropout = str(call.query.dtype), call.dropout
-    return holding(
+    return checks.holding(
         {
             "there is nothing to compute: the batch is empty": call.B == 0,
             f"it takes {' and '.join(dtypes)}, not {dtype}": dtype not in dtypes,
@@ -29,8 +30,3 @@ def unknown_sizes(call: Call) -> list[str]:
     """Name the axes with symbolic sizes; such a call allows no other check."""
     unknown = call.unknown_sizes("B", "T", "N", "H", "S", "K", "Hv")
     return [f"it needs known sizes, not {unknown}"] if unknown else []
-
-
-def holding(reasons: dict[str, object]) -> list[str]:
-    """Return the reasons whose condition holds."""
-    return [reason for reason, holds in reasons.items() if holds]

@@ -27,11 +27,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, SUMS, WHOLE, Shards, letters
+from jax_attn.attention.kernels.tile_loops import Outputs
 from jax_attn.attention.meshes import MeshAxes, in_auto_mesh, within_shard_map
 
 Program = Callable[..., list[jax.Array]]
 """A function of arrays that returns arrays."""
-Outputs = tuple[jax.Array, jax.Array, jax.Array]
 _OUTPUTS = (OUTPUT, SUMS, SUMS)
 
 

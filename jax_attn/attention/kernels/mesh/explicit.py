@@ -18,8 +18,6 @@ from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.meshes import cuts, explicit_mesh, placed, within_shard_map
 
 _NEVER_BROADCAST = ("query", "key", "value")
-Run = Callable[..., Any]
-"""(shards, *options, call, *caches) → a pytree of arrays."""
 
 
 def is_cut(*arrays: Call | KVCache) -> bool:
@@ -34,11 +32,11 @@ def is_cut(*arrays: Call | KVCache) -> bool:
 
 
 # Compiled, because an eager shard_map runs operation by operation.
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), static_argnames="check_vma", inline=True)
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="check_vma", inline=True)
 def on_each_device(
-    run: Run, options: tuple, given: Any, call: Call, *caches: KVCache, check_vma: bool = True
+    run: Callable[..., Any], given: Any, call: Call, *caches: KVCache, check_vma: bool = True
 ) -> Any:
-    """Run `run(shards, *options, call, *caches)` on each device's parts.
+    """Run `run(call)`, or `run(shards, call, *caches)` if there are any, on each device's parts.
 
     given: the letters of the results, as a pytree. Results are sharded along batch and heads like
     the first array that is sharded along them, and whole along the length: an axis that attention
@@ -65,7 +63,7 @@ def on_each_device(
         call, *caches = jax.tree.unflatten(tree, arrays)
         if check_vma:
             call = call.with_floats({name: varying(name, x) for name, x in call.floats.items()})
-        return run(shards, *options, call, *caches)
+        return run(shards, call, *caches) if caches else run(shards.here(call))
 
     # None names all axes but those that a vmap is over.
     left = {*mesh.axis_names} - {*mesh.manual_axes} if mesh.manual_axes else set()

@@ -86,7 +86,6 @@ def small(tmp_path_factory):
 # Files that take minutes.
 WITH_LONG_ALONE = (
     "attack/test_wrong_models.py",
-    "explaining/test_whole_models.py",
     "models/test_every_gradient.py",
 )
 

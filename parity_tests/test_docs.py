@@ -1,10 +1,10 @@
 """README.md and docs/: every block runs and prints what is shown; tables are the evidence's."""
 
-import json
 import re
 import sys
 
 import fill_docs
+import measuring
 import pytest
 
 from helpers import documents
@@ -136,7 +136,7 @@ def test_the_evidence_is_of_the_rows_that_there_are():
     there = {case.name for case in [*rows.matrix(), *rows.emulated()]}
     run = fill_docs.evidence()["cpu"]
     assert {row[0] for row in run["cases"]} == there
-    power = json.loads(fill_docs.POWER.read_text())["bugs"]
+    power = measuring.kept("power")["bugs"]
     named = {row for _, rows, *_ in power for row in rows}
     prepared = {"-".join(case.preparation) for case in rows.matrix()}
     assert {name for name in named if not name.startswith(("encoder/", "training/"))} <= prepared

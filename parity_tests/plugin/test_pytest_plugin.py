@@ -72,31 +72,30 @@ def test_the_trace_of_a_failure_ends_at_the_users_line(run):
     assert "pytest_plugin.py" not in run(ONE.format('parity("FAIL", None, ())')).stdout.str()
 
 
-def test_a_check_made_in_another_fixture_counts(run):
-    result = run("""
-@pytest.fixture
-def checked(parity):
-    return parity("PASS", None, ())
+# the body of a fixture between the test and `parity` -> outcomes, and what is printed.
+FIXTURES = {
+    'return parity("PASS", None, ())': ({"passed": 1}, "parity: 1 pass, 0 fail, 0 inconclusive"),
+    'yield; parity("PASS", None, ())': ({"passed": 1}, "parity: 1 pass, 0 fail, 0 inconclusive"),
+    # It might check when it is torn down, and does not.
+    "yield": ({"passed": 1, "errors": 1}, "*INCONCLUSIVE: the fixture `parity` was never called*"),
+    # It only hands it on: no reason to wait.
+    "return parity": ({"failed": 1}, "*INCONCLUSIVE: the fixture `parity` was never called*"),
+}
 
-def test_port(checked):
+
+@pytest.mark.parametrize("body", FIXTURES)
+def test_a_check_in_another_fixture_counts_once(run, body):
+    outcomes, printed = FIXTURES[body]
+    result = run(f"""
+@pytest.fixture
+def another(parity):
+    {body}
+
+def test_port(another):
     pass
 """)
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
-
-
-def test_a_check_made_when_a_fixture_is_torn_down_counts_once(run):
-    result = run("""
-@pytest.fixture
-def checked_after(parity):
-    yield
-    parity("PASS", None, ())
-
-def test_port(checked_after):
-    pass
-""")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
+    result.assert_outcomes(**outcomes)
+    result.stdout.fnmatch_lines([printed])
 
 
 def test_a_test_that_never_calls_it_fails(run, pytester):
@@ -107,31 +106,6 @@ def test_a_test_that_never_calls_it_fails(run, pytester):
     assert verdicts(pytester.path / "report") == {"test_it.py::test_port": "INCONCLUSIVE"}
     properties = junit_properties(pytester.path / "junit.xml")["test_port"]
     assert ("parity_verdict", "INCONCLUSIVE") in properties
-
-
-def test_where_a_fixture_might_check_when_it_is_torn_down_and_does_not_that_is_an_error(run):
-    result = run("""
-@pytest.fixture
-def checked_after(parity):
-    yield
-
-def test_port(checked_after):
-    pass
-""")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*INCONCLUSIVE: the fixture `parity` was never called*"])
-
-
-def test_a_fixture_that_only_hands_it_on_is_no_reason_to_wait(run):
-    result = run("""
-@pytest.fixture
-def handed_on(parity):
-    return parity
-
-def test_port(handed_on):
-    pass
-""")
-    result.assert_outcomes(failed=1)
 
 
 @pytest.mark.parametrize("option", [(), ("--all-tensors",)])
@@ -183,9 +157,7 @@ def test_without_torch_a_test_fails_with_the_line_that_installs_it(run, monkeypa
 
 
 def test_xdist_may_be_absent(run):
-    result = run(ONE.format('parity("PASS", None, ())'), "-p", "no:xdist")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["parity: 1 pass, 0 fail, 0 inconclusive"])
+    run(ONE.format('parity("PASS", None, ())'), "-p", "no:xdist").assert_outcomes(passed=1)
 
 
 def test_a_suite_without_checks_is_told_nothing(run):
@@ -201,22 +173,13 @@ def test_the_report_has_every_check_in_the_schema_of_verify(run, pytester):
     report = pytester.path / "a" / "report"
     assert sorted(p.name for p in report.iterdir()) == ["index.html", "result.json", "summary.md"]
     document = json.loads((report / "result.json").read_text())
-    assert list(document) == [
-        "schema_version",
-        "environment",
-        "complete",
-        "summary",
-        "cases",
-        "compiled",
-    ]
+    keys = ["schema_version", "environment", "complete", "summary", "cases", "compiled"]
+    assert list(document) == keys
     assert document["environment"] == {"python": "3"}
     assert document["summary"]["inconclusive"] == 1
     assert verdicts(report) == NAMES
-    assert [c["level"] for c in document["cases"]] == [
-        "measured",
-        "not run",
-        *3 * ["measured"],
-    ]
+    levels = ["measured", "not run", *3 * ["measured"]]
+    assert [c["level"] for c in document["cases"]] == levels
     summary = (report / "summary.md").read_text()
     assert r"| test_it.py::test_other[a\|b] | cpu measured | FAIL | y | 0.25 |" in summary
     assert "port: expected a Module, got str; inputs: expected a tuple\n" in summary
@@ -238,20 +201,16 @@ def test_no_check_is_a_report_of_none(run, pytester):
     assert verdicts(pytester.path / "report") == {}
 
 
-def test_a_report_cannot_be_a_file(run, pytester):
-    result = run(THREE, "--parity-report", "test_it.py")
+@pytest.mark.parametrize(
+    ("path", "got"),
+    [("test_it.py", "test_it.py: File exists"), ("a", "a: summary.md: a directory")],
+)
+def test_a_report_that_cannot_be_written_is_told_first(run, pytester, path, got):
+    (pytester.path / "a" / "summary.md").mkdir(parents=True)
+    result = run(THREE, "--parity-report", path)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    message = (
-        "ERROR: --parity-report: expected a directory to write to, got test_it.py: File exists"
-    )
-    result.stderr.fnmatch_lines([message])
-
-
-def test_a_directory_in_the_place_of_a_file_of_the_report_is_told_first(run, pytester):
-    (pytester.path / "report" / "summary.md").mkdir(parents=True)
-    result = run(THREE, "--parity-report", "report")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --parity-report: *got report: summary.md: a directory"])
+    expected = "ERROR: --parity-report: expected a directory to write to, got"
+    result.stderr.fnmatch_lines([f"{expected} {got}"])
 
 
 def test_collecting_alone_leaves_a_report_as_it_is(run, pytester):

@@ -1,8 +1,6 @@
 """The torch designs: what they take, what they give back, and where they left the publication."""
 
 import inspect
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -133,27 +131,3 @@ def test_sentence_attention_embeds_then_attends():
     ids = plain_mha.encode_sentence("an example", plain_mha.simple_tokenizer, max_len=T)[None]
     assert torch.equal(pipeline(ids), pipeline.attention(pipeline.embedding(ids)))
     assert {key.split(".")[0] for key in pipeline.state_dict()} == {"embedding", "attention"}
-
-
-# ------------------------------------------------------------------------- isolation
-
-
-def modules_of_jax_after(statement: str) -> list[str]:
-    report = (
-        f"import sys; {statement}; "
-        "print(*(m for m in sys.modules if m.split('.')[0] in {'jax', 'jaxlib', 'flax'}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", report], capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()
-
-
-@pytest.mark.slow
-def test_torch_ref_imports_no_jax():
-    assert modules_of_jax_after("import torch_ref") == []
-
-
-@pytest.mark.slow
-def test_the_isolation_test_can_fail():
-    assert "jax" in modules_of_jax_after("import torch_ref, jax")

@@ -1,11 +1,11 @@
 """What the docs say of the bench: its targets, where the time goes, and the plot."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import measuring
 import targets
-from measuring import DATA, PROFILE
+from measuring import DATA, SCRIPTS, beside, table
 
 from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Ratio, Record
@@ -15,30 +15,25 @@ BENCH = DATA / "bench"
 CACHED = BENCH / "cached"
 HALF = BENCH / "half"
 OTHER, AVX2 = BENCH / "other", BENCH / "avx2"
-PARTS = PROFILE / "blocked.json"
-STEPS = PROFILE / "steps.json"
-TILES = PROFILE / "tiles.json"
-SHARDING = PROFILE / "sharding.json"
 PLOT = BENCH / "time.svg"
 MOST_TEMPORARIES = 128 * words.MIB
 PLOTTED = "time-attention-1x8x64-float32-forward"
-ROOT = Path(__file__).parents[3]
 
 
 def bench(benchmarks: dict[str, Record]) -> str:
     """The targets, and the plot."""
     if not benchmarks:
         return "Not yet measured."
-    plotted = f"![time of one call against length](../../{PLOT.relative_to(ROOT)})"
-    profiles = f"{parts(json.loads(PARTS.read_text()))}\n\n{tiles(json.loads(TILES.read_text()))}"
-    return f"{targets.table(benchmarks)}\n\n{profiles}\n\n{plotted}"
+    profiles = parts(measuring.kept("blocked")), tiles(measuring.kept("tiles"))
+    plotted = f"![time of one call against length]({beside(PLOT)})"
+    return "\n\n".join([targets.table(benchmarks), *profiles, plotted])
 
 
 def decode(cached: dict[str, Record]) -> str:
     """The targets of a decode step, and what it is spent on."""
     if not cached:
         return "Not yet measured."
-    return f"{targets.table(cached, targets.DECODING)}\n\n{steps(json.loads(STEPS.read_text()))}"
+    return f"{targets.table(cached, targets.DECODING)}\n\n{steps(measuring.kept('steps'))}"
 
 
 def other(folder: Path = OTHER) -> str:
@@ -48,11 +43,11 @@ def other(folder: Path = OTHER) -> str:
         records = {"seeds": records["seeds"], **records}
     all_targets = (*targets.TARGETS, *targets.DECODING)
     told = [t for t in all_targets if t.met(records) != targets.NOT_MEASURED]
-    profiles = {path.stem: json.loads(path.read_text()) for path in folder.glob("profile/*.json")}
     layers = [records[name] for name in ("seeds", "layers", "presets") if name in records]
-    described = [targets.table(records, told), beside_peers(*layers), parts(profiles["blocked"])]
-    described += [tiles(profiles["tiles"])] if "tiles" in profiles else []
-    described += [steps(profiles["steps"])]
+    described = [targets.table(records, told), beside_peers(*layers)]
+    for name, of in {"blocked": parts, "tiles": tiles, "steps": steps}.items():
+        if (folder / f"profile/{name}.json").exists():
+            described.append(of(measuring.kept(name, folder / "profile")))
     in_16_bits = kept(folder / "half")
     return "\n\n".join([*described, *([half(in_16_bits)] if in_16_bits else [])])
 
@@ -62,10 +57,10 @@ def beside_peers(*records: Record) -> str:
 
     A workload is of the first record that has it.
     """
-    rows = ["| layer | pass | µs | the fastest peer | ours over its time |", "|---" * 5 + "|"]
     of_workload = {
         row.workload: record for record in reversed(records) for row in reversed(record.rows)
     }
+    rows = []
     for workload, record in reversed(of_workload.items()):
         for mode in dict.fromkeys(row.mode for row in record.rows if row.workload == workload):
             here = targets.rows(record, lambda other, w=workload: other == w, mode)
@@ -75,51 +70,44 @@ def beside_peers(*records: Record) -> str:
             fastest = min(peers, key=lambda row: row.median_s)
             over = targets.slower("", ours, fastest).text.removeprefix(": ")
             taken = f"{1e6 * ours.median_s:,.0f}"
-            rows.append(
-                f"| {workload.name} | {mode} | {taken} | {fastest.implementation} | {over} |"
-            )
-    said = (
+            rows.append((workload.name, mode, taken, fastest.implementation, over))
+    head = ("layer", "pass", "µs", "the fastest peer", "ours over its time")
+    return (
         "Layers beside the fastest of `jax.nn`, flax, keras and equinox (target: at most 1.05 of "
-        "its time, wherever there is one):"
+        f"its time, wherever there is one):\n\n{table(head, rows)}"
     )
-    return "\n".join([said, "", *rows])
 
 
 def half(records: dict[str, Record]) -> str:
     """Ours beside torch's SDPA, in arrays of 16 bits."""
-    rows = ["| | ms | SDPA's ms | times as fast | RMS error over SDPA's |", "|---" * 5 + "|"]
+    rows = []
     for record in records.values():
-        ours = [row for row in record.rows if row.implementation == OURS and row.seconds]
-        for row in ours:
-            sdpa = next(
-                other
-                for other in record.rows
-                if (other.implementation, other.workload, other.mode)
-                == ("sdpa", row.workload, row.mode)
-            )
+        sdpa = {(r.workload, r.mode): r for r in record.rows if r.implementation == "sdpa"}
+        for row in record.rows:
+            if row.implementation != OURS or not row.seconds:
+                continue
+            theirs = sdpa[row.workload, row.mode]
             what = f"{row.workload.dtype}, {row.workload.name}, {row.mode}"
-            taken = " | ".join(f"{1e3 * r.median_s:.0f}" for r in (row, sdpa))
-            ratio = targets.slower(what, sdpa, row).value
-            rows.append(f"| {what} | {taken} | {ratio:.2f} | {row.error_ratio:.2f} |")
-    places = (f"- {name}: {'; '.join(words.place(run))}" for name, run in records.items())
-    return "\n".join([*rows, "", *places])
+            taken = (f"{1e3 * r.median_s:.0f}" for r in (row, theirs))
+            ratio = targets.slower(what, theirs, row).value
+            rows.append((what, *taken, f"{ratio:.2f}", f"{row.error_ratio:.2f}"))
+    head = ("what", "ms", "SDPA's ms", "times as fast", "RMS error over SDPA's")
+    return f"{table(head, rows)}\n\n{targets.places(records)}"
 
 
 def steps(profile: dict) -> str:
     """A step by a call, in a scan, and its two products alone, beside the machine's bound."""
-    rates, ways = profile["a second"], ["by a call", "in a `lax.scan`", "its two products"]
-    rows = [f"| one step, ms | {' | '.join(ways)} | bound | call over bound |", "|---" * 6 + "|"]
-    for name, ms in profile["milliseconds"].items():
-        times = " | ".join(f"{taken:.3f}" for taken in ms.values())
-        rows.append(f"| {name} | {times} | {ms['a call'] / ms['bound']:.2f} |")
-    return "\n".join(
-        [
-            "By `parity_tests/evidence/scripts/steps.py`, medians. The bound is the larger of the "
-            f"step's bytes over this run's {rates['bytes'] / 1e9:.0f} GB/s and its FLOPs over this "
-            f"run's {rates['FLOP'] / 1e9:.0f} GFLOP/s (target: at most 1.5 of it, at 8192 tokens):",
-            "",
-            *rows,
-        ]
+    rates = profile["a second"]
+    rows = [
+        (name, *(f"{taken:.3f}" for taken in ms.values()), f"{ms['a call'] / ms['bound']:.2f}")
+        for name, ms in profile["milliseconds"].items()
+    ]
+    ways = ("by a call", "in a `lax.scan`", "its two products")
+    return (
+        f"By `{SCRIPTS}/steps.py`, medians. The bound is the larger of the "
+        f"step's bytes over this run's {rates['bytes'] / 1e9:.0f} GB/s and its FLOPs over this "
+        f"run's {rates['FLOP'] / 1e9:.0f} GFLOP/s (target: at most 1.5 of it, at 8192 tokens):\n\n"
+        + table(("one step, ms", *ways, "bound", "call over bound"), rows)
     )
 
 
@@ -148,12 +136,14 @@ def _beside_torch(runs: Sequence[Mapping[str, Record]]) -> list[tuple[str, Ratio
 def speed(*runs: Mapping[str, Record]) -> str:
     """Where XLA is faster than torch's SDPA, where torch is, and why, each the largest first."""
     ranked = _beside_torch(runs)
-    lines = ["| XLA is faster | times as fast as torch's SDPA |", "|---|---|"]
-    lines += [f"| {what} | {words.ratio(r)} |" for what, r, _ in ranked if r.side > 0]
-    lines += ["", "| torch is faster | XLA, times as fast | why |", "|---|---|---|"]
-    slower = [each for each in reversed(ranked) if each[1].side < 0]
-    lines += [f"| {what} | {words.ratio(r)} | {why} |" for what, r, why in slower]
-    return "\n".join(lines)
+    faster = [(what, words.ratio(r)) for what, r, _ in ranked if r.side > 0]
+    slower = [(what, words.ratio(r), why) for what, r, why in reversed(ranked) if r.side < 0]
+    return "\n\n".join(
+        [
+            table(("XLA is faster", "times as fast as torch's SDPA"), faster),
+            table(("torch is faster", "XLA, times as fast", "why"), slower),
+        ]
+    )
 
 
 def speed_in_short(*runs: Mapping[str, Record]) -> dict[str, str]:
@@ -169,50 +159,24 @@ def speed_in_short(*runs: Mapping[str, Record]) -> dict[str, str]:
     }
 
 
-def sharding(profile: dict) -> str:
-    """What cutting attention over devices costs, and what is sent."""
-    head = ["heads", "pass", "mesh", "implementation", "ms", "over one device", "sent"]
-    rows = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in profile["rows"]:
-        sends = [f"{count} {kind}" for kind, count in row["sent"].items()]
-        what = f"{', '.join(sends)}: {words.size(row['bytes'])}" if sends else "nothing"
-        figures = f"{row['milliseconds']:.0f} | {row['over one device']:.2f} | {what}"
-        named = " | ".join(row[name] for name in ("heads", "pass", "mesh", "implementation"))
-        rows.append(f"| {named} | {figures} |")
-    at = profile["environment"]
-    said = (
-        "Causal attention of 8 rows, 512 tokens and 8 heads of 64, float32, on eight CPU devices "
-        f"that share {at['cores']} cores of {at['processor']}, by "
-        "`parity_tests/evidence/scripts/sharding.py`, with jax "
-        f"{at['packages']['jax']}. The work and the cores are the same as on one device, so that "
-        "a split that costs something takes more than 1.00 of its time. Less than 1.00 says that "
-        "one device does not keep all cores busy:"
-    )
-    return "\n".join([said, "", *rows])
-
-
 def tiles(profile: dict) -> str:
     """Whether other tiles are faster, by workload."""
-    names = dict.fromkeys(
-        name for row in profile["rows"] for name in row["over shipped"] if name != "milliseconds"
-    )
-    rows = [f"| dtype, H, L | ms | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
-    for row in profile["rows"]:
-        over = row["over shipped"]
-        ratios = (f"{over[name]:.2f}" if name in over else "–" for name in names)
+    measured = [(row, dict(row["over shipped"])) for row in profile["rows"]]
+    ms = [f"{over.pop('milliseconds'):.0f}" for _, over in measured]
+    names = dict.fromkeys(name for _, over in measured for name in over)
+    rows = []
+    for (row, over), taken in zip(measured, ms, strict=True):
         causal = ", causal" if row["is_causal"] else ""
         what = f"{row['dtype']}, {row['H']}, {row['L']:,}{causal}"
-        rows.append(f"| {what} | {over['milliseconds']:.0f} | {' | '.join(ratios)} |")
+        ratios = (f"{over[name]:.2f}" if name in over else "–" for name in names)
+        rows.append((what, taken, *ratios))
     sizes = (f"{size} ({level})" for level, size in profile["caches"].items())
-    return "\n".join(
-        [
-            "Forward and backward of 8 heads, in the tiles that are shipped; then the time in "
-            "other tiles over that time, by `parity_tests/evidence/scripts/tiles.py`, on "
-            f"{profile['environment']['processor']} with caches of {', '.join(sizes)}. A dash "
-            "stands for limits that give the same tiles.",
-            "",
-            *rows,
-        ]
+    head = ("dtype, H, L", "ms", *names)
+    return (
+        "Forward and backward of 8 heads, in the tiles that are shipped; then the time in "
+        f"other tiles over that time, by `{SCRIPTS}/tiles.py`, on "
+        f"{profile['environment']['processor']} with caches of {', '.join(sizes)}. A dash "
+        f"stands for limits that give the same tiles.\n\n{table(head, rows)}"
     )
 
 
@@ -232,7 +196,7 @@ def parts(profile: dict) -> str:
         for mode, n in profile["temporaries"].items()
     )
     return (
-        f"By `parity_tests/evidence/scripts/parts.py`: a forward pass at L = 2048 takes "
+        f"By `{SCRIPTS}/parts.py`: a forward pass at L = 2048 takes "
         f"{whole:.0f} ms: {shares}. The temporaries beyond inputs and outputs at L = 32,768 and 8 "
         f"heads, by the compiler (target: ≤ {words.size(MOST_TEMPORARIES)}), are {temporaries}."
     )

@@ -1,13 +1,13 @@
 """Big checkpoints: how fast they are read, and how much memory that takes beyond what is kept.
 
-    python parity_tests/evidence/scripts/files.py [--gib 3] [--rounds 5] [--json OUT]
+    python parity_tests/evidence/scripts/files.py [--gib 3] [--rounds 5]
 
 writes a sharded checkpoint of that size (bfloat16 and float32) into a temporary folder, then
 reads it, in interleaved rounds and each time in a fresh process that has just been through the
 files' bytes: with safetensors itself into NumPy, tensor by tensor through our lazy mapping, and by
 `transfer.load` into an NNX module, through a table that transposes and splits heads. All are given
 memory in pages of one size. Anonymous memory is sampled from outside the process; the bound is the
-largest tensor and 200 MiB.
+largest tensor and 200 MiB. Writes profile/files.json.
 """
 
 import argparse
@@ -32,8 +32,6 @@ GIB, MIB = 2**30, 2**20
 SHARD_BYTES = GIB
 BEYOND = 200 * MIB
 """What reading may take beyond what is kept and the largest tensor."""
-LEAST_SPEED = 0.7
-"""As a part of safetensors' own."""
 SAMPLE_SECONDS = 1e-3
 """Between two looks at a process's memory."""
 
@@ -119,7 +117,7 @@ def abstract_module(layers: int) -> tuple[Any, Any]:
 
 
 def with_safetensors(folder: Path) -> Callable[[], dict]:
-    import ml_dtypes  # noqa: F401
+    import ml_dtypes  # noqa: F401  NumPy's bfloat16
     from safetensors import safe_open
 
     def read() -> dict:
@@ -160,25 +158,12 @@ def with_load(folder: Path) -> Callable[[], dict]:
     return read
 
 
-def with_save(folder: Path) -> Callable[[], dict]:
-    from jax_attn.transfer import save_checkpoint
-
-    specs = shapes(float((folder / "gib").read_text()))
-
-    def write() -> dict:
-        save_checkpoint(folder / "model.safetensors", Drawn(specs), shard_bytes=SHARD_BYTES)
-        return {}
-
-    return write
-
-
 READ = {"safetensors": with_safetensors, "mapping": with_mapping, "load": with_load}
-WAYS = READ | {"save": with_save}
 
 
 def serve(way: str, folder: Path) -> None:
     """Get ready, say so, wait for a line, do it, say how long it took, wait again."""
-    timed = WAYS[way](folder)
+    timed = READ[way](folder)
     for path in folder.glob("*.safetensors"):  # from the page cache, whoever comes next
         with path.open("rb", buffering=0) as file:
             while file.read(MIB):
@@ -228,14 +213,15 @@ def measured(way: str, folder: Path) -> dict[str, float]:
 
 
 def compared(gib: float, rounds: int) -> dict:
-    """Everything measured, and what of it was asked for."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "gib").write_text(str(gib))
-        written = measured("save", folder)
-        runs = [{way: measured(way, folder) for way in READ} for _ in range(rounds)]
+    """Every way of reading, and the bound of what it may take."""
+    from jax_attn.transfer import save_checkpoint
+
     specs = shapes(gib)
     size, largest = sum(map(nbytes, specs.values())), max(map(nbytes, specs.values()))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        save_checkpoint(folder / "model.safetensors", Drawn(specs), shard_bytes=SHARD_BYTES)
+        runs = [{way: measured(way, folder) for way in READ} for _ in range(rounds)]
     ways = {}
     for way in READ:
         assert all(run[way]["kept"] == size for run in runs), way
@@ -248,57 +234,21 @@ def compared(gib: float, rounds: int) -> dict:
     return {
         "gib": size / GIB,
         "tensors": len(specs),
-        "largest_mib": largest / MIB,
         "bound_mib": (largest + BEYOND) / MIB,
         "rounds": rounds,
         "read": ways,
-        "written": {
-            "gib_per_second": size / GIB / written["seconds"],
-            "beyond_mib": written["beyond"] / MIB,
-        },
-        "fast_enough": ways["load"]["of_safetensors"] >= LEAST_SPEED,
-        "small_enough": all(
-            w["beyond_mib"] <= (largest + BEYOND) / MIB for w in (ways["load"], ways["mapping"])
-        ),
     }
-
-
-def table(comparison: dict) -> str:
-    head = (
-        f"{comparison['gib']:.2f} GiB, {comparison['tensors']} tensors, the largest "
-        f"{comparison['largest_mib']:.0f} MiB; {comparison['rounds']} rounds\n"
-    )
-    lines = [f"{'':12}  GiB/s  of safetensors  MiB beyond what is kept"]
-    for way, row in comparison["read"].items():
-        fast, ratio = f"{row['gib_per_second']:.2f}", f"{row['of_safetensors']:.2f}"
-        lines.append(f"{way:12}  {fast:>5}  {ratio:>14}  {row['beyond_mib']:>23.0f}")
-    row = comparison["written"]
-    lines.append(
-        f"{'save':12}  {row['gib_per_second']:>5.2f}  {'':>14}  {row['beyond_mib']:>23.0f}"
-    )
-    fast, small = (
-        "yes" if comparison[target] else "missed" for target in ("fast_enough", "small_enough")
-    )
-    targets = (
-        f"\nload at least {LEAST_SPEED} of safetensors: {fast}"
-        f"\nat most {comparison['bound_mib']:.0f} MiB beyond: {small}"
-    )
-    return "\n".join([head, *lines, targets])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--gib", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
         serve(options.alone[0], Path(options.alone[1]))
     else:
-        from measuring import as_text
+        from measuring import keep
 
-        comparison = compared(options.gib, options.rounds)
-        if options.json:
-            options.json.write_text(as_text(comparison))
-        print(as_text({}), table(comparison), sep="\n")
+        print(keep("files", compared(options.gib, options.rounds)))

@@ -11,44 +11,34 @@ each other by its namesake.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 
+import measuring
 import targets
 from bench_tables import (
     AVX2,
     CACHED,
     HALF,
     PLOT,
-    ROOT,
-    SHARDING,
     bench,
     decode,
     half,
     kept,
     other,
     plotted,
-    sharding,
     speed,
     speed_in_short,
 )
-from measuring import DATA, PROFILE
+from measuring import DATA, ROOT, table, where
+from profile_tables import PROFILES
 
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import plot
-from jax_attn.parity.judge.budget import RUNS
-from jax_attn.selfcheck.calibration.report import WITHOUT_CAUSE
 from jax_attn.selfcheck.matrix.rows import published
 
 REFERENCE = "docs/reference"
 PAGES = ("README.md", *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs")))
-FILES = PROFILE / "files.json"
-CHECK_COST = PROFILE / "check_cost.json"
-VERDICT_TIMES = PROFILE / "verdict_times.json"
-MINILM = PROFILE / "minilm.json"
-WHOLE_MODELS = PROFILE / "whole_models.json"
-POWER = PROFILE / "power.json"
-CALIBRATION = PROFILE / "calibration.json"
-TRAINING, CURVES = PROFILE / "training.json", PROFILE / "training.svg"
 SHOWN = (
     "weights_mha-float32-causal",
     "fused_mha-bfloat16-none",
@@ -71,50 +61,36 @@ WHY = (
 )
 
 
-def row(*cells: object) -> str:
-    """A row of a Markdown table."""
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def head(*cells: str) -> list[str]:
-    return [row(*cells), "|---" * len(cells) + "|"]
-
-
 def cases(evidence: dict) -> str:
     """The first case of each kind in `SHOWN`, and the summary."""
-    rows = head("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
+    rows = []
     for start in SHOWN:
         name, backend, level, verdict, worst, fraction, ratio = next(
             case for case in evidence["cases"] if case[0].startswith(start)
         )
         shown = f"{ratio:.2f}" if ratio is not None and level == "measured" else "–"
-        rows.append(row(name, f"{backend} {level}", verdict, worst, f"{fraction:.2f}", shown))
-    return "\n".join([*rows, "", f"{counted(evidence)}, on {where(evidence['environment'])}."])
-
-
-def counted(evidence: dict) -> str:
-    """How many cases have each verdict."""
+        rows.append((name, f"{backend} {level}", verdict, worst, f"{fraction:.2f}", shown))
+    head = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
     counts = evidence["summary"]
-    return ", ".join(f"{counts[key]} {key}" for key in ("pass", "fail", "inconclusive"))
+    counted = ", ".join(f"{counts[key]} {key}" for key in ("pass", "fail", "inconclusive"))
+    return f"{table(head, rows)}\n\n{counted}, on {where(evidence['environment'])}."
 
 
-def where(at: dict) -> str:
-    """The machine and the versions of a run's environment."""
-    versions = ", ".join(f"{k} {at['packages'][k]}" for k in ("jax", "flax", "torch"))
-    return f"{at['processor']}, {at['cores']} cores, Python {at['python']}, {versions}"
+def verdicts(evidence: dict) -> dict[tuple[str, str], Counter]:
+    """(backend, level) -> how often each verdict was given there."""
+    found: dict[tuple[str, str], Counter] = {}
+    for _, backend, level, verdict, *_ in evidence["cases"]:
+        found.setdefault((backend, level), Counter())[verdict] += 1
+    return found
 
 
-def compatibility(evidence: dict, machine: str) -> list[str]:
+def compatibility(evidence: dict, machine: str) -> list[tuple[str, ...]]:
     """What one run measured, at which level; machine: what the table calls the machine."""
-    levels: dict[tuple[str, str], int] = {}
-    for _, backend, level, *_ in evidence["cases"]:
-        levels[backend, level] = levels.get((backend, level), 0) + 1
-    kernel = ", ".join(evidence["kernels"])
-    rows = []
-    for (backend, level), n in levels.items():
-        verdicts = {c[3] for c in evidence["cases"] if (c[1], c[2]) == (backend, level)}
-        outcome = "all pass" if verdicts == {"PASS"} else ", ".join(sorted(verdicts))
-        rows.append(row(backend.upper(), level, f"{n} cases, {kernel} kernel: {outcome}", machine))
+    kernel, rows = ", ".join(evidence["kernels"]), []
+    for (backend, level), counts in verdicts(evidence).items():
+        outcome = "all pass" if counts.keys() == {"PASS"} else ", ".join(sorted(counts))
+        said = f"{counts.total()} cases, {kernel} kernel: {outcome}"
+        rows.append((backend.upper(), level, said, machine))
     without_verdict: dict[tuple[str, str, str], list[str]] = {}
     for one in evidence["compiled"]:
         by = one.get("compiler") or machine
@@ -128,13 +104,13 @@ def compatibility(evidence: dict, machine: str) -> list[str]:
             cut = [f"`{kernel}`" + (f" on {mesh}" if mesh else "") for kernel, _, mesh in named]
             of = ", ".join([*every, *cut])
             what = f"{len(names)} programs accepted: forward and gradient of {of}"
-            rows.append(row("TPU", "compiled, not run", what, f"{target}, {by}"))
+            rows.append(("TPU", "compiled, not run", what, f"{target}, {by}"))
         elif level == "refused":
             what = f"{len(names)} cases that the {kernel} kernel cannot serve"
-            rows.append(row(target.upper(), "refused, no verdict", what, machine))
+            rows.append((target.upper(), "refused, no verdict", what, machine))
         else:
             what = f"{len(names)} programs: {', '.join(sorted(set(names)))}"
-            rows.append(row(target.upper(), level, what, machine))
+            rows.append((target.upper(), level, what, machine))
     return rows
 
 
@@ -142,231 +118,56 @@ def measured(runs: dict[str, dict]) -> str:
     """The compatibility table of every run."""
     machines = dict.fromkeys(where(run["environment"]) for run in runs.values())
     names = {machine: chr(ord("A") + i) for i, machine in enumerate(machines)}
-    rows = head("backend", "level", "what", "where")
-    for run in runs.values():
-        rows += compatibility(run, names[where(run["environment"])])
-    rows.append(row("GPU", "not measured yet", "–", "–"))
-    return "\n".join([*rows, "", *(f"- {name}: {machine}" for machine, name in names.items())])
+    rows = [
+        row for run in runs.values() for row in compatibility(run, names[where(run["environment"])])
+    ]
+    rows.append(("GPU", "not measured yet", "–", "–"))
+    shown = table(("backend", "level", "what", "where"), rows)
+    return "\n".join([shown, "", *(f"- {name}: {machine}" for machine, name in names.items())])
 
 
 def accuracy(evidence: dict) -> str:
     """Our float32 error over torch's own, by shape."""
-    rows = head("shape", "median", "worst", "tensors")
-    for shape, r in evidence["summary"]["float32_error_over_torch"].items():
-        rows.append(row(shape, f"{r['median']:.2f}", f"{r['worst']:.2f}", r["tensors"]))
-    return "\n".join([*rows, "", f"On {where(evidence['environment'])}. {WHY}"])
-
-
-def files(profile: dict) -> str:
-    """How fast a big checkpoint is read, and what it takes beyond what is kept."""
-    labels = {
-        "safetensors": "`safetensors` itself",
-        "mapping": "`load_checkpoint`, every tensor",
-        "load": "`load`, through a table",
-    }
-    rows = head("read into memory", "GiB/s", "of safetensors", "MiB beyond what is kept")
-    for name, label in labels.items():
-        way = profile["read"][name]
-        rate, share = f"{way['gib_per_second']:.2f}", f"{way['of_safetensors']:.2f}"
-        rows.append(row(label, rate, share, f"{way['beyond_mib']:.0f}"))
-    return "\n".join(
-        [
-            f"{profile['gib']:.1f} GiB in shards, on {where(profile['environment'])}: medians of "
-            f"{profile['rounds']} interleaved rounds, each ratio within one round, by "
-            "`parity_tests/evidence/scripts/files.py`. The targets are at least 0.7 of "
-            f"safetensors and at most {profile['bound_mib']:.0f} MiB beyond what is kept.",
-            "",
-            *rows,
-        ]
-    )
-
-
-def check_cost(profile: dict) -> str:
-    """Time and memory of a check, by the model's size and by the length of its input."""
-    what = ["B × T", "seconds", "GiB beside the models", "one float64 run of torch, seconds"]
-    rows = head("parameters", *what)
-    for check in sorted(profile["checks"], key=lambda c: (c["parameters"], c["B, T"])):
-        B, T = check["B, T"]
-        figures = (check["seconds"], check["GiB above the models"])
-        shown = (f"{x:.3g}" for x in (*figures, check["one run in float64, seconds"]))
-        rows.append(row(f"{check['parameters'] / 1e6:.1f} million", f"{B} × {T}", *shown))
-    by = "`parity_tests/evidence/scripts/check_cost.py`"
-    return "\n".join([f"By {by}, on {where(profile['environment'])}.", "", *rows])
-
-
-def verdict_times(profile: dict) -> str:
-    """How long a verdict takes, and which stages of a check take the processor's time."""
-    figures = dict(profile["figures"])
-    parts = figures.pop("stages", {})
-    rows = head("what", "measured")
-    for name, figure in figures.items():
-        label = f"`{name}`" if name.startswith(("jax-attn", "pytest")) else name
-        rows.append(row(label, "; ".join(f"{what}: {x:.3g}" for what, x in figure.items())))
-    if parts:
-        whole = sum(parts.values())
-        shares = ", ".join(f"{name} {x / whole:.0%}" for name, x in parts.items())
-        rows.append(row("processor time of the whole model's check, by stage", shares))
-    by = "`parity_tests/evidence/scripts/verdict_times.py`"
-    of = f"medians of {profile['rounds']} runs, each in a process of its own"
-    return "\n".join([f"By {by}, {of}, on {where(profile['environment'])}.", "", *rows])
-
-
-def whole_models(profile: dict) -> str:
-    """What `jax-attn verify` of a whole model costs, and its verdicts."""
-    rows = head("checkpoint", "GB", "minutes", "GiB", "verdicts")
-    for name, run in profile["rows"].items():
-        figures = (run["GB of the file"], run["seconds"] / 60, run["GiB"])
-        verdicts = "<br>".join(f"{what}: {v}" for what, v in run["verdicts"].items())
-        rows.append(row(name, *(f"{x:.3g}" for x in figures), verdicts))
-    by = "`parity_tests/evidence/scripts/whole_models.py`"
-    return "\n".join([f"By {by}, on {where(profile['environment'])}.", "", *rows])
-
-
-def minilm(profile: dict) -> str:
-    """What was compared of the sentence encoder, and how fast both sides are."""
-    compared, timed = profile["compared"], profile["throughput"]
-    ranked, returned = compared["rankings"], profile["back to torch"]
-    rate, theirs = timed["sentences a second"], compared["torch's largest error"]
-    return (
-        f"By `parity_tests/evidence/scripts/minilm.py`, on {where(profile['environment'])}:\n\n"
-        f"- {compared['sentences']} sentences of {compared['tokens'][0]} to "
-        f"{compared['tokens'][1]} tokens in padded batches: all {compared['numbers']:,} numbers "
-        f"{', '.join(compared['verdicts'])} against the float64 oracle. The largest error is "
-        f"{compared['largest error']:.1e} ({compared['worst error over budget']:.2f} of its "
-        f"budget); torch's is {theirs:.1e}.\n"
-        f"- The first {ranked['top']} neighbours of {ranked['same_top']} of "
-        f"{compared['sentences']} sentences are in torch's order. Over all pairs of neighbours, "
-        f"{ranked['swapped']} are swapped, {ranked['unexplained']} of them by more than the budget "
-        "allows.\n"
-        f"- Every gradient of a small batch: {profile['gradients']['verdict']}.\n"
-        f"- {returned['the same']} of {returned['tensors']} tensors return to torch bit for bit.\n"
-        f"- Sentences per second with {timed['torch threads']} threads: torch {rate['torch']:.0f}, "
-        f"the jitted port {rate['port']:.0f} ({timed['port over torch']:.2f} of torch)."
-    )
-
-
-def training(profile: dict) -> str:
-    """How much of its budget each free run takes, and the curves."""
-    rows = head("run", "loss", "loss/budget", "parameters/budget", "updates/budget")
-    for name, run in profile["runs"].items():
-        first, last = run["loss"]
-        part = run["largest fraction of budget"]
-        parts = (part[k] for k in ("loss", "parameters", "updates from identical gradients"))
-        figures = (f"{fraction:.2f}" for fraction in parts)
-        rows.append(row(f"{name} ({run['verdict']})", f"{first:.2f} → {last:.2f}", *figures))
-    return "\n".join(
-        [
-            f"{profile['steps']} steps on the text of the LICENSE, on "
-            f"{where(profile['environment'])}, by `parity_tests/evidence/scripts/training.py`. The "
-            f"budget is of {profile['perturbed']} perturbed runs; `check_training` makes {RUNS}, "
-            "which about halves its budget. The table has the largest part of the budget.",
-            "",
-            *rows,
-            "",
-            f"![loss of torch and of optax, and how far both are from float64]({beside(CURVES)})",
-        ]
-    )
-
-
-def power(profile: dict) -> str:
-    """How many planted bugs were killed, and each with its own row."""
-    counts, weakest = profile["summary"], profile["summary"]["weakest"]
-    lines = [
-        f"By `jax-attn power`, on {where(profile['environment'])}: {counts['tried']} planted bugs, "
-        f"{counts['trials']:,} trials on {counts['rows']} cases, {counts['survived']} survive. "
-        f"{counts['by_their_own_row']} bugs are killed by the case designed for them. The "
-        f"weakest kill is of the bug “{weakest['bug']}” in `{weakest['case']}`, with an error of "
-        f"{weakest['times']:.3g} times the budget.",
-        "",
-        *head("planted bug", "case designed for it", "error/budget", "detected by, of claimed"),
+    rows = [
+        (shape, f"{r['median']:.2f}", f"{r['worst']:.2f}", r["tensors"])
+        for shape, r in evidence["summary"]["float32_error_over_torch"].items()
     ]
-    for bug, rows, times, killed, claimed in profile["bugs"]:
-        over = "–" if times is None else f"{times:.2g}"
-        lines.append(row(bug, "<br>".join(rows), over, f"{killed}/{claimed}"))
-    return "\n".join(lines)
-
-
-def calibration(profile: dict) -> str:
-    """How many correct configurations failed, and how much of the budget they take."""
-    groups = dict(sorted(profile["groups"].items(), key=lambda item: (item[0] == "all", item[0])))
-    whole = groups["all"]
-    rows = head("precision, kind", "drawn", "pass", "inconclusive", "fail", "largest error/budget")
-    for name, group in groups.items():
-        counts = [group[k] for k in ("configurations", "pass", "inconclusive", "fail")]
-        most = max(gate["largest"] for gate in group["fractions"].values())
-        rows.append(row(name, *counts, f"{most:.2f}"))
-    planted = head("planted in some of them, and failed", "float64, float32", "lower precisions")
-    bugs = dict.fromkeys(name.rpartition(", ")[0] for name in profile["power"])
-    for bug in bugs:
-        cells = []
-        for fine in (True, False):
-            trials = [
-                kills
-                for name, kills in profile["power"].items()
-                if name.startswith(f"{bug}, ") and name.endswith(("float64", "float32")) == fine
-            ]
-            cells.append(" of ".join(str(sum(t[k] for t in trials)) for k in ("killed", "tried")))
-        planted.append(row(bug, *cells))
-    inconclusive = profile["inconclusive"]
-    passed = inconclusive.get(WITHOUT_CAUSE, {})
-    reasons = "; ".join(
-        f"{name} {count}"
-        + (f", of which {passed[name]} pass in a finer precision" if name in passed else "")
-        for name, count in inconclusive["reasons"].items()
-    )
-    return "\n".join(
-        [
-            f"By `jax-attn calibrate`, on {where(profile['environment'])}: of "
-            f"{whole['configurations']:,} correct ports **{whole['fail']} fail** and "
-            f"{whole['inconclusive']} ({whole['inconclusive'] / whole['configurations']:.1%}) are "
-            f"INCONCLUSIVE ({reasons}).",
-            "",
-            *rows,
-            "",
-            *planted,
-        ]
-    )
+    shown = table(("shape", "median", "worst", "tensors"), rows)
+    return f"{shown}\n\nOn {where(evidence['environment'])}. {WHY}"
 
 
 def status(runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[str, Record]) -> str:
     """What is measured and what misses its target, in a few lines."""
     evidence = next(iter(runs.values()))
-    kinds = {(case[1], case[2]) for case in evidence["cases"]}
-    by_kind = {
-        kind: [case[3] for case in evidence["cases"] if (case[1], case[2]) == kind]
-        for kind in sorted(kinds)
-    }
-    rows = head("what", "outcome")
-    for (backend, level), verdicts in by_kind.items():
-        passed = f"{verdicts.count('PASS')} of {len(verdicts)} cases pass"
-        rows.append(row(f"the built-in matrix on {backend.upper()}, {level}", passed))
+    rows = [
+        (
+            f"the built-in matrix on {backend.upper()}, {level}",
+            f"{counts['PASS']} of {counts.total()} cases pass",
+        )
+        for (backend, level), counts in sorted(verdicts(evidence).items())
+    ]
     compiled = dict.fromkeys(
         one["target"].partition(" (")[0]
         for one in evidence["compiled"]
         if one["level"] == "compiled"
     )
-    rows.append(row(f"{', '.join(compiled)}", "programs compiled, not run"))
-    rows.append(row("GPU", "not measured yet"))
-    whole = json.loads(CALIBRATION.read_text())["groups"]["all"]
+    rows.append((f"{', '.join(compiled)}", "programs compiled, not run"))
+    rows.append(("GPU", "not measured yet"))
+    whole = measuring.kept("calibration")["groups"]["all"]
     drawn = f"{whole['configurations']:,} correct ports, drawn at random"
     share = whole["inconclusive"] / whole["configurations"]
-    rows.append(row(drawn, f"{whole['fail']} fail falsely, {share:.1%} are inconclusive"))
-    killed = json.loads(POWER.read_text())["summary"]
+    rows.append((drawn, f"{whole['fail']} fail falsely, {share:.1%} are inconclusive"))
+    killed = measuring.kept("power")["summary"]
     detected = f"{killed['tried'] - killed['survived']} are detected"
-    rows.append(row(f"{killed['tried']} planted bugs", detected))
-    rows += [row(*each) for each in speed_in_short(benchmarks, cached).items()]
-    met = [t.met(benchmarks) for t in targets.TARGETS if t.holds is not None]
+    rows.append((f"{killed['tried']} planted bugs", detected))
+    rows += speed_in_short(benchmarks, cached).items()
+    met = [t.met(benchmarks) for t in targets.TARGETS if t.bound[1]]
     met += [t.met(cached) for t in targets.DECODING]
-    missed = len(met) - met.count("yes")
-    rows.append(row(f"{len(met)} targets of speed and accuracy on CPU", f"**{missed} are missed**"))
-    share = json.loads(FILES.read_text())["read"]["load"]["of_safetensors"]
-    rows.append(row("reading a checkpoint", f"{share:.2f} of safetensors' own speed (target 0.7)"))
-    return "\n".join([*rows, "", f"On {where(evidence['environment'])}."])
-
-
-def beside(path) -> str:
-    """The link to a file of the evidence, on a page of `REFERENCE`."""
-    return f"../../{path.relative_to(ROOT)}"
+    missed = f"**{len(met) - met.count('yes')} are missed**"
+    rows.append((f"{len(met)} targets of speed and accuracy on CPU", missed))
+    share = measuring.kept("files")["read"]["load"]["of_safetensors"]
+    rows.append(("reading a checkpoint", f"{share:.2f} of safetensors' own speed (target 0.7)"))
+    return f"{table(('what', 'outcome'), rows)}\n\nOn {where(evidence['environment'])}."
 
 
 def tables(
@@ -388,17 +189,8 @@ def tables(
         "other": other(),
         "avx2": other(AVX2),
         "decode": decode(cached),
-        "sharding": sharding(json.loads(SHARDING.read_text())),
         "speed": speed(benchmarks, cached),
-        "files": files(json.loads(FILES.read_text())),
-        "check_cost": check_cost(json.loads(CHECK_COST.read_text())),
-        "verdict_times": verdict_times(json.loads(VERDICT_TIMES.read_text())),
-        "minilm": minilm(json.loads(MINILM.read_text())),
-        "whole_models": whole_models(json.loads(WHOLE_MODELS.read_text())),
-        "training": training(json.loads(TRAINING.read_text())),
-        "power": power(json.loads(POWER.read_text())),
-        "calibration": calibration(json.loads(CALIBRATION.read_text())),
-    }
+    } | {of.__name__: of(measuring.kept(of.__name__)) for of in PROFILES}
 
 
 def filled(pages: Mapping[str, str], tables: Mapping[str, str]) -> dict[str, str]:

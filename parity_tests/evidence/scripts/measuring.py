@@ -1,8 +1,8 @@
-"""What the scripts beside this one share: where the evidence lies, and how it is timed and kept."""
+"""What the scripts beside this one share: where evidence lies, how it is timed, kept and shown."""
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +10,8 @@ from jax_attn.environment import describe
 
 DATA = Path(__file__).parents[1] / "data"
 PROFILE = DATA / "profile"
+ROOT = DATA.parents[2]
+SCRIPTS = "parity_tests/evidence/scripts"
 
 Name = TypeVar("Name")
 
@@ -43,3 +45,27 @@ def keep(name: str, measurements: Mapping[str, Any]) -> str:
     text = as_text(measurements)
     (PROFILE / f"{name}.json").write_text(text)
     return text
+
+
+def kept(name: str, folder: Path = PROFILE) -> dict[str, Any]:
+    """What profile/NAME.json has."""
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def table(head: Collection[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table of Markdown."""
+    first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows))
+    rule = "|---" * len(head) + "|"
+    return "\n".join([first, rule, *others])
+
+
+def where(environment: Mapping[str, Any]) -> str:
+    """The machine and the versions of a run."""
+    versions = (f"{k} {environment['packages'][k]}" for k in ("jax", "flax", "torch"))
+    machine = f"{environment['processor']}, {environment['cores']} cores"
+    return f"{machine}, Python {environment['python']}, {', '.join(versions)}"
+
+
+def beside(path: Path) -> str:
+    """The link to a file of the evidence, on a page of docs/reference."""
+    return f"../../{path.relative_to(ROOT)}"

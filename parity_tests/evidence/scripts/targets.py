@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import measuring
+
 from jax_attn.bench import statistics
 from jax_attn.bench.implementations import OURS
 from jax_attn.bench.record import Measurement, Record
@@ -15,8 +17,6 @@ BATCHES = (1, 8)
 LENGTHS = (2048, 4096, 8192)
 PEERS = ("jax.nn", "flax nnx", "keras")
 LAYER_PEERS = (*PEERS, "equinox")
-SMALL = ((1, 10, 512), (2, 10, 512))
-LARGE = ((8, 512, 512), (2, 2048, 512))
 # How a group's workloads begin -> what they are, and whom all of them are compared with.
 GROUPS = {
     "seeds/": ("small layers", LAYER_PEERS),
@@ -24,6 +24,7 @@ GROUPS = {
     "long/": ("attention alone", PEERS),
 }
 NOT_MEASURED = "not measured"
+Fits = Callable[[Workload], bool]
 
 
 class Figure(NamedTuple):
@@ -33,13 +34,17 @@ class Figure(NamedTuple):
     text: str
 
 
-class Target(NamedTuple):
-    """holds: whether a value meets it; None where it asks for no more than to be stated."""
+Figures = Callable[[Record], list[Figure]]
 
+
+Bound = tuple[str, Callable[[float], bool] | None]
+"""What is asked for, and whether a value meets it; None where it shall only be stated."""
+
+
+class Target(NamedTuple):
     what: str
-    bound: str
-    holds: Callable[[float], bool] | None
-    figures: Callable[[Record], list[Figure]]
+    bound: Bound
+    figures: Figures
 
     def first_figures(self, runs: Mapping[str, Record]) -> list[Figure]:
         """Each figure of the first run that has it; one that none has, as of the last run."""
@@ -53,33 +58,35 @@ class Target(NamedTuple):
         values = [figure.value for figure in self.first_figures(runs)]
         if not values or None in values:
             return NOT_MEASURED
-        if self.holds is None:
+        _, holds = self.bound
+        if holds is None:
             return "–"
-        return "yes" if all(map(self.holds, values)) else "missed"
+        return "yes" if all(map(holds, values)) else "missed"
 
 
 # --- finding rows -------------------------------------------------------------------------
 
 
-def attention(T: int, is_causal: bool = False) -> Callable[[Workload], bool]:
+def of_sizes(**sizes: int) -> Fits:
+    return lambda workload: all(getattr(workload, name) == n for name, n in sizes.items())
+
+
+def attention(T: int, is_causal: bool = False) -> Fits:
     """Attention alone, 1×8×T×64."""
-    sizes = (False, 1, T, T, 8, 8, 64, is_causal)
-    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.H, w.is_causal) == sizes
+    return of_sizes(layer=False, B=1, T=T, S=T, N=8, K=8, H=64, is_causal=is_causal)
 
 
-def layer(B: int, T: int, D: int) -> Callable[[Workload], bool]:
+def layer(B: int, T: int, D: int) -> Fits:
     """A whole layer of 8 heads, not causal."""
-    sizes = (True, B, T, T, 8, 8, D, False)
-    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.D, w.is_causal) == sizes
+    return of_sizes(layer=True, B=B, T=T, S=T, N=8, K=8, D=D, is_causal=False)
 
 
-def step(B: int, K: int, S: int = 8192, room: int = 8192) -> Callable[[Workload], bool]:
+def step(B: int, K: int, S: int = 8192, room: int = 8192) -> Fits:
     """One token a row read into a cache that then holds S: 16 heads of 64."""
-    sizes = (False, B, 1, S, 16, K, 64, room)
-    return lambda w: (w.layer, w.B, w.T, w.S, w.N, w.K, w.H, w.room) == sizes
+    return of_sizes(layer=False, B=B, T=1, S=S, N=16, K=K, H=64, room=room)
 
 
-def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[str, Measurement]:
+def rows(record: Record, fits: Fits, mode: str) -> dict[str, Measurement]:
     """implementation → its row, of those in float32 that agree and have times, of a whole run."""
     return {
         row.implementation: row
@@ -89,33 +96,25 @@ def rows(record: Record, fits: Callable[[Workload], bool], mode: str) -> dict[st
     }
 
 
-def slower(label: str, slow: Measurement | None, fast: Measurement | None) -> Figure:
-    """How many times the first's time is the second's, in the rounds that both were in."""
+def ours(record: Record, fits: Fits, mode: str) -> Measurement | None:
+    return rows(record, fits, mode).get(OURS)
+
+
+def slower(
+    label: str, slow: Measurement | None, fast: Measurement | None, apart: bool = False
+) -> Figure:
+    """How many times the first's time is the second's.
+
+    It is that of the rounds that both were in; apart: they have no rounds in common.
+    """
     if slow is None or fast is None:
         return Figure(None, f"{label}: –")
-    ratio = statistics.paired_ratio(*statistics.shared(slow.seconds, fast.seconds))
+    if apart:
+        runs = ((row.seconds, [1.0] * len(row.seconds)) for row in (slow, fast))
+        ratio = statistics.change(*runs)
+    else:
+        ratio = statistics.paired_ratio(*statistics.shared(slow.seconds, fast.seconds))
     return Figure(ratio.median, f"{label}: {words.ratio(ratio)}")
-
-
-def apart(label: str, slow: Measurement | None, fast: Measurement | None) -> Figure:
-    """How many times the first's time is the second's, which have no round in common."""
-    if slow is None or fast is None:
-        return Figure(None, f"{label}: –")
-    times = ((row.seconds, [1.0] * len(row.seconds)) for row in (slow, fast))
-    ratio = statistics.change(*times)
-    return Figure(ratio.median, f"{label}: {words.ratio(ratio)}")
-
-
-# --- what the targets ask for ---------------------------------------------------------------
-
-
-def over(
-    peers: tuple[str, ...], mode: str, is_causal: bool = False
-) -> Callable[[Record], list[Figure]]:
-    """By length, how much faster ours is than the fastest of the peers."""
-    return lambda record: [
-        over_fastest(rows(record, attention(T, is_causal), mode), peers, str(T)) for T in LENGTHS
-    ]
 
 
 def over_fastest(here: dict[str, Measurement], peers: tuple[str, ...], label: str) -> Figure:
@@ -125,40 +124,29 @@ def over_fastest(here: dict[str, Measurement], peers: tuple[str, ...], label: st
     fastest = min((here[name] for name in peers), key=lambda row: row.median_s)
     if len(peers) > 1:
         label += f" {fastest.implementation}"
-    return slower(label, fastest, ours(here))
+    return slower(label, fastest, here.get(OURS))
 
 
-def ours(here: dict[str, Measurement]) -> Measurement | None:
-    return here.get(OURS)
+# --- what the targets ask for ---------------------------------------------------------------
+
+
+def over(peers: tuple[str, ...], *modes: str, of: Mapping[str, Fits]) -> Figures:
+    """By mode and workload, how much faster ours is than the fastest of the peers."""
+
+    def one(record: Record, mode: str, label: str) -> Figure:
+        shown = f"{mode} {label}" if len(modes) > 1 else label
+        return over_fastest(rows(record, of[label], mode), peers, shown)
+
+    return lambda record: [one(record, mode, label) for mode in modes for label in of]
 
 
 def of_roofline(record: Record) -> list[Figure]:
     def one(T: int) -> Figure:
-        row = ours(rows(record, attention(T), FORWARD))
+        row = ours(record, attention(T), FORWARD)
         share = row and roofline_share(row, record)
         return Figure(share, f"{T}: {words.percent(share)}")
 
     return [one(T) for T in LENGTHS]
-
-
-def causal_over_full(record: Record) -> list[Figure]:
-    return [
-        apart(str(T), *(ours(rows(record, attention(T, c), FORWARD)) for c in (True, False)))
-        for T in LENGTHS
-    ]
-
-
-def layers_over(
-    layers: tuple[tuple[int, int, int], ...], peers: tuple[str, ...], *modes: str
-) -> Callable[[Record], list[Figure]]:
-    """By mode and layer, how much faster ours is than the fastest of the peers."""
-
-    def one(record: Record, mode: str, sizes: tuple[int, int, int]) -> Figure:
-        label = "×".join(map(str, sizes))
-        label = f"{mode} {label}" if len(modes) > 1 else label
-        return over_fastest(rows(record, layer(*sizes), mode), peers, label)
-
-    return lambda record: [one(record, mode, sizes) for mode in modes for sizes in layers]
 
 
 def against_peers(record: Record) -> list[Figure]:
@@ -169,7 +157,7 @@ def against_peers(record: Record) -> list[Figure]:
             row.workload for row in record.rows if row.workload.name.startswith(start)
         )
         figures = [
-            slower(f"{words}, {mode} {w.name} {peer}", ours(here), here[peer])
+            slower(f"{words}, {mode} {w.name} {peer}", here.get(OURS), here[peer])
             for w in workloads
             for mode in (FORWARD, BOTH)
             for here in [rows(record, lambda other, w=w: other == w, mode)]
@@ -190,33 +178,36 @@ def errors(record: Record) -> list[Figure]:
     """Our RMS error over torch SDPA's own, of the tensor where it is largest."""
 
     def one(mode: str, T: int) -> Figure:
-        row = ours(rows(record, attention(T), mode))
+        row = ours(record, attention(T), mode)
         error = row and row.error_ratio
         return Figure(error, f"{mode} {T}: {words.digits(error)}")
 
     return [one(mode, T) for mode in (FORWARD, BOTH) for T in LENGTHS]
 
 
-def steps_over(K: int) -> Callable[[Record], list[Figure]]:
+def ours_over_ours(mode: str, pairs: Mapping[str, tuple[Fits, Fits]]) -> Figures:
+    """By label, how many times our time on the one workload is that on the other."""
+    return lambda record: [
+        slower(label, *(ours(record, fits, mode) for fits in pair), apart=True)
+        for label, pair in pairs.items()
+    ]
+
+
+def steps_over(K: int) -> Figures:
     """By batch, how much faster our step is than torch's SDPA with a cache written in place."""
 
     def figures(record: Record) -> list[Figure]:
         by_batch = {B: rows(record, step(B, K), DECODE) for B in BATCHES}
-        return [slower(f"B={B}", here.get("sdpa"), ours(here)) for B, here in by_batch.items()]
+        return [slower(f"B={B}", here.get("sdpa"), here.get(OURS)) for B, here in by_batch.items()]
 
     return figures
-
-
-def one_head_over_all(record: Record) -> list[Figure]:
-    """By batch, the tokens a second of our multi-query step over our multi-head step's."""
-    return [steps_apart(record, f"B={B}", step(B, 16), step(B, 1)) for B in BATCHES]
 
 
 def smaller_cache(record: Record) -> list[Figure]:
     """By batch, how many times the multi-query cache the multi-head cache is."""
 
     def one(B: int) -> Figure:
-        pair = [ours(rows(record, step(B, K), DECODE)) for K in (16, 1)]
+        pair = [ours(record, step(B, K), DECODE) for K in (16, 1)]
         if None in pair:
             return Figure(None, f"B={B}: –")
         many, few = (row.cache_bytes for row in pair)
@@ -225,64 +216,53 @@ def smaller_cache(record: Record) -> list[Figure]:
     return [one(B) for B in BATCHES]
 
 
-def little_of_much(record: Record) -> list[Figure]:
-    label = "32,768 places over 512"
-    return [steps_apart(record, label, step(1, 16, 512, 32768), step(1, 16, 512, 512))]
+def at_least(bound: float, of: str) -> Bound:
+    return f"≥ {bound} {of}", lambda value: value >= bound
 
 
-def steps_apart(record: Record, label: str, slow: Callable, fast: Callable) -> Figure:
-    return apart(label, *(ours(rows(record, fits, DECODE)) for fits in (slow, fast)))
+def at_most(bound: float, of: str) -> Bound:
+    return f"≤ {bound}{of}", lambda value: value <= bound
 
 
-def at_least(bound: float) -> Callable[[float], bool]:
-    return lambda value: value >= bound
-
-
-def at_most(bound: float) -> Callable[[float], bool]:
-    return lambda value: value <= bound
-
-
+FULL = {str(T): attention(T) for T in LENGTHS}
+CAUSAL = {str(T): attention(T, is_causal=True) for T in LENGTHS}
+SMALL, LARGE = (
+    {"×".join(map(str, sizes)): layer(*sizes) for sizes in layers}
+    for layers in (((1, 10, 512), (2, 10, 512)), ((8, 512, 512), (2, 2048, 512)))
+)
+FAST, OF_THE_TIME = "times as fast", " of the time"
+SDPA, JAX_NN = ("sdpa",), ("jax.nn",)
 TARGETS = (
     Target(
-        "forward, 1×8×L×64, over torch SDPA",
-        "≥ 0.85 times as fast",
-        at_least(0.85),
-        over(("sdpa",), FORWARD),
+        "forward, 1×8×L×64, over torch SDPA", at_least(0.85, FAST), over(SDPA, FORWARD, of=FULL)
     ),
     Target(
-        "causal forward over torch SDPA's",
-        "≥ 0.85 times as fast",
-        at_least(0.85),
-        over(("sdpa",), FORWARD, is_causal=True),
+        "causal forward over torch SDPA's", at_least(0.85, FAST), over(SDPA, FORWARD, of=CAUSAL)
     ),
     Target(
-        "forward and backward over torch SDPA's",
-        "≥ 0.9 times as fast",
-        at_least(0.9),
-        over(("sdpa",), BOTH),
+        "forward and backward over torch SDPA's", at_least(0.9, FAST), over(SDPA, BOTH, of=FULL)
     ),
-    Target("forward over `jax.nn`'s", "≥ 3 times as fast", at_least(3), over(("jax.nn",), FORWARD)),
-    Target("forward, of the run's GEMM roofline", "none", None, of_roofline),
-    Target("causal over full", "≤ 0.58 of the time", at_most(0.58), causal_over_full),
+    Target("forward over `jax.nn`'s", at_least(3, FAST), over(JAX_NN, FORWARD, of=FULL)),
+    Target("forward, of the run's GEMM roofline", ("none", None), of_roofline),
+    Target(
+        "causal over full",
+        at_most(0.58, OF_THE_TIME),
+        ours_over_ours(FORWARD, {label: (CAUSAL[label], FULL[label]) for label in FULL}),
+    ),
     Target(
         "the slowest against `jax.nn`, flax, keras or equinox",
-        "≤ 1.05 of the time",
-        at_most(1.05),
+        at_most(1.05, OF_THE_TIME),
         against_peers,
     ),
     Target(
         "small layers, forward and backward, over the fastest JAX peer",
-        "≥ 1.0 times as fast",
-        at_least(1),
-        layers_over(SMALL, LAYER_PEERS, BOTH),
+        at_least(1.0, FAST),
+        over(LAYER_PEERS, BOTH, of=SMALL),
     ),
     Target(
-        "large layers over torch SDPA",
-        "≥ 1.0 times as fast",
-        at_least(1),
-        layers_over(LARGE, ("sdpa",), FORWARD, BOTH),
+        "large layers over torch SDPA", at_least(1.0, FAST), over(SDPA, FORWARD, BOTH, of=LARGE)
     ),
-    Target("RMS error over torch SDPA's own", "≤ 1.15", at_most(1.15), errors),
+    Target("RMS error over torch SDPA's own", at_most(1.15, ""), errors),
 )
 
 
@@ -290,23 +270,22 @@ TARGETS = (
 DECODING = (
     Target(
         "decode step, multi-query over multi-head",
-        "≥ 12 times the tokens/s",
-        at_least(12),
-        one_head_over_all,
+        at_least(12, "times the tokens/s"),
+        ours_over_ours(DECODE, {f"B={B}": (step(B, 16), step(B, 1)) for B in BATCHES}),
     ),
-    Target("its cache", "16 times smaller", at_least(16), smaller_cache),
+    Target("its cache", ("16 times smaller", lambda times: times >= 16), smaller_cache),
     Target(
         "decode step, multi-head, over torch SDPA with an in-place cache",
-        "≥ 1.0 times as fast",
-        at_least(1),
+        at_least(1.0, FAST),
         steps_over(16),
     ),
-    Target("the same, multi-query", "≥ 1.5 times as fast", at_least(1.5), steps_over(1)),
+    Target("the same, multi-query", at_least(1.5, FAST), steps_over(1)),
     Target(
         "decode step of 512 tokens, in a longer cache over one of 512",
-        "≤ 1.15 of the time",
-        at_most(1.15),
-        little_of_much,
+        at_most(1.15, OF_THE_TIME),
+        ours_over_ours(
+            DECODE, {"32,768 places over 512": (step(1, 16, 512, 32768), step(1, 16, 512, 512))}
+        ),
     ),
 )
 
@@ -316,12 +295,17 @@ def table(runs: Mapping[str, Record], targets: Sequence[Target] = TARGETS) -> st
 
     runs: name → record; a figure is of one of them, the first that has it, and no ratio of two.
     """
-    lines = ["| what | target | measured [95% interval] | met? |", "|---" * 4 + "|"]
-    for target in targets:
-        figures = "<br>".join(figure.text for figure in target.first_figures(runs))
-        lines.append(f"| {target.what} | {target.bound} | {figures} | {target.met(runs)} |")
-    lines += ["", *(f"- {name}: {'; '.join(words.place(run))}" for name, run in runs.items())]
-    return "\n".join(lines)
+    shown = [
+        (t.what, t.bound[0], "<br>".join(f.text for f in t.first_figures(runs)), t.met(runs))
+        for t in targets
+    ]
+    head = ("what", "target", "measured [95% interval]", "met?")
+    return f"{measuring.table(head, shown)}\n\n{places(runs)}"
+
+
+def places(runs: Mapping[str, Record]) -> str:
+    """Where each run was made."""
+    return "\n".join(f"- {name}: {'; '.join(words.place(run))}" for name, run in runs.items())
 
 
 def merged(runs: Mapping[str, Record]) -> Record:

@@ -9,7 +9,7 @@ import torch
 from flax import nnx
 from torch import nn
 
-from helpers.attack.port import Port
+from helpers.attack.port import Port, joined, split
 
 D, N, H = 24, 4, 6
 
@@ -79,7 +79,7 @@ def attention(port: Port, options: dict, x, memory=None, mask=None, language_id=
     memory = x if memory is None else memory
     of_values = x if port.has("values from x") else memory
     q, k, v = (
-        _heads(port, port.linear(f"{at}{name}", of))
+        split(port.linear(f"{at}{name}", of), N)
         for name, of in (("q", x), ("k", memory), ("v", of_values))
     )
     if port.has("batch and time swapped"):
@@ -106,19 +106,13 @@ def attention(port: Port, options: dict, x, memory=None, mask=None, language_id=
         weights = weights * (jnp.arange(k.shape[2]) < 64)
     y = weights @ v
     y = y.transpose(2, 1, 0, 3) if port.has("batch and time swapped") else y
-    return port.linear(f"{at}o", y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], D))
-
-
-def _heads(port: Port, y):
-    if port.has("heads the wrong way round"):
-        return y.reshape(*y.shape[:2], H, N).transpose(0, 3, 1, 2)
-    return y.reshape(*y.shape[:2], N, H).swapaxes(1, 2)
+    return port.linear(f"{at}o", joined(y))
 
 
 def _masked(port: Port, options: dict, scores, mask):
-    if mask is None or port.has("mask ignored"):
+    if mask is None:
         return jax.nn.softmax(scores, axis=-1)
-    shown = (~mask if port.has("mask inverted") else mask)[:, None]
+    shown = mask[:, None]
     empty = ~shown.any(-1, keepdims=True)
     fill = options.get("fill", -1e9)
     if not options.get("nan_to_num") or port.has("nan_to_num left out"):
@@ -172,9 +166,7 @@ class Hybrid(nn.Module):
 
 
 def hybrid(port: Port, images):
-    kernel = port.weight("conv.weight")
-    kernel = kernel.swapaxes(2, 3) if port.has("kernel's sides swapped") else kernel
-    x = jax.lax.conv_general_dilated(images, kernel, (2, 2), "VALID")
+    x = jax.lax.conv_general_dilated(images, port.weight("conv.weight"), (2, 2), "VALID")
     x = x + port.weight("conv.bias")[:, None, None]
     mean, variance = port.weight("norm.running_mean"), port.weight("norm.running_var")
     if port.has("statistics of the batch"):
@@ -182,7 +174,6 @@ def hybrid(port: Port, images):
     scale = port.weight("norm.weight") * jax.lax.rsqrt(variance + 1e-5)
     x = (x - mean[:, None, None]) * scale[:, None, None] + port.weight("norm.bias")[:, None, None]
     x = jax.nn.relu(x)
-    x = x.swapaxes(2, 3) if port.has("image's sides swapped") else x
     return attention(port, {}, x.reshape(*x.shape[:2], -1).swapaxes(1, 2), at="attention.")
 
 

@@ -4,12 +4,17 @@ Each model of these helpers is one function of JAX, right as it stands; a name i
 mistake in it. Weights keep torch's names and layout, so that one table serves them all.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from flax import nnx
 
+from jax_attn import parity
 from jax_attn.transfer import Layout, row
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -20,14 +25,14 @@ def flat(name: str) -> str:
 
 
 class Port(nnx.Module):
-    """forward: (port, **inputs) -> outputs. wrong: names of the mistakes that it shall make."""
+    """forward: (port, **inputs) -> outputs. wrong: the mistakes that it makes, joined by " + "."""
 
     def __init__(self, reference: torch.nn.Module, forward, wrong: str = ""):
         for name, p in reference.named_parameters():
             setattr(self, flat(name), nnx.Param(jnp.array(p.detach().numpy())))
         for name, b in reference.named_buffers():
             setattr(self, flat(name), nnx.BatchStat(jnp.array(b.numpy())))
-        self.forward, self.wrong = forward, frozenset([wrong])
+        self.forward, self.wrong = forward, frozenset(wrong.split(" + "))
 
     def __call__(self, *args, **inputs):
         return self.forward(self, *args, **inputs)
@@ -45,7 +50,7 @@ class Port(nnx.Module):
     def embed(self, name: str, ids: jax.Array, padding: int | None = None) -> jax.Array:
         """torch gives the padding's row no gradient."""
         x = self.weight(f"{name}.weight")[ids]
-        if padding is None or self.has("gradient for padding's embedding"):
+        if padding is None:
             return x
         return jnp.where((ids == padding)[..., None], jax.lax.stop_gradient(x), x)
 
@@ -61,6 +66,46 @@ class Port(nnx.Module):
 
 def table(reference: torch.nn.Module) -> Layout:
     return Layout(*[row(name, flat(name)) for name, _ in reference.named_parameters()])
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of transformers' and its port.
+
+    call: of the reference. given: inputs; without them, those that `suggest_inputs` makes.
+    """
+
+    make: Callable[[], torch.nn.Module]
+    forward: Callable
+    call: Callable | None = None
+    given: dict | None = None
+
+    @cached_property
+    def reference(self) -> torch.nn.Module:
+        return randomised(self.make())
+
+    @cached_property
+    def inputs(self) -> dict:
+        return self.given or parity.suggest_inputs(self.reference, reference_call=self.call)
+
+    def explain(self, wrong: str = "", *, gradients: bool = False) -> parity.Explanation:
+        return parity.explain(
+            self.reference,
+            Port(self.reference, self.forward, wrong),
+            self.inputs,
+            layout=table(self.reference),
+            reference_call=self.call,
+            gradients=gradients,
+            transforms=("jit",),
+        )
+
+
+def hidden(model, **inputs):
+    return model(**inputs).last_hidden_state
+
+
+def uncached(model, **inputs):
+    return model(**inputs, use_cache=False).last_hidden_state
 
 
 def split(x: jax.Array, heads: int) -> jax.Array:

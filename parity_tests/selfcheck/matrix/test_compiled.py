@@ -15,11 +15,7 @@ from jax import P
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 
 from jax_attn.parity.run import compiled
-from jax_attn.parity.run.compiled import (
-    compile_for_tpu,
-    lower_everywhere,
-    why_no_tpu_compiler,
-)
+from jax_attn.parity.run.compiled import compile_for_tpu, lower_everywhere, why_no_tpu_compiler
 from jax_attn.selfcheck.matrix import tpu
 from jax_attn.selfcheck.matrix.rows import COMPILED_KERNELS
 
@@ -79,17 +75,13 @@ def test_the_numbers_are_those_of_the_function():
         assert both["outputs"] >= FLOAT32_BYTES * (T * D + D * H)
 
 
-def test_another_topology_is_another_target():
-    report = compiled_or_refused(compile_for_tpu, product, *SHAPES, topology="v6e:2x2")
-    if report is not None:
-        assert report["target"] == "TPU v6 lite (v6e:2x2)"
-
-
-def test_arrays_serve_as_abstract_arguments():
-    arrays = {"a": np.zeros((T, D), np.float32), "b": jnp.zeros((D, H))}
-    report = compiled_or_refused(compile_for_tpu, lambda x: x["a"] @ x["b"], arrays)
+def test_arrays_serve_as_abstract_arguments_and_another_topology_is_another_target():
+    arrays, newer = {"a": np.zeros((T, D), np.float32), "b": jnp.zeros((D, H))}, "v6e:2x2"
+    of = functools.partial(compile_for_tpu, topology=newer)
+    report = compiled_or_refused(of, lambda x: x["a"] @ x["b"], arrays)
     if report is not None:
         assert report["flops"] == 2 * T * D * H
+        assert report["target"] == "TPU v6 lite (v6e:2x2)"
 
 
 def overfull(a):
@@ -97,20 +89,19 @@ def overfull(a):
     return jnp.sort(jnp.broadcast_to(a[:, :, None, None], (T, D, 2**15, 2**15)), axis=0)
 
 
-def test_what_does_not_compile_raises():
-    if why_no_tpu_compiler() is None:
-        with pytest.raises(jax.errors.JaxRuntimeError, match="memory"):
-            compile_for_tpu(overfull, SHAPES[0])
-    else:
-        compiled_or_refused(compile_for_tpu, overfull, SHAPES[0])
+# what is compiled, for which topology, the error and what it says
+REFUSED = {
+    "more than the memory": (overfull, "v5e:2x2", jax.errors.JaxRuntimeError, "memory"),
+    "no topology": (lambda a: a, "v99:1x1", ValueError, "topology: libtpu does not take 'v99:1x1'"),
+}
 
 
-def test_an_unknown_topology_is_refused_by_name():
-    if why_no_tpu_compiler() is None:
-        with pytest.raises(ValueError, match="topology: libtpu does not take 'v99:1x1'"):
-            compile_for_tpu(product, *SHAPES, topology="v99:1x1")
-    else:
-        compiled_or_refused(compile_for_tpu, product, *SHAPES, topology="v99:1x1")
+@pytest.mark.parametrize(("fn", "topology", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_compiled_raises(fn, topology, error, message):
+    if why_no_tpu_compiler() is not None:
+        error, message = RuntimeError, r"pip install 'jax-attn\[tpu\]'"
+    with pytest.raises(error, match=message):
+        compile_for_tpu(fn, SHAPES[0], topology=topology)
 
 
 def test_without_libtpu_the_line_that_installs_it_is_named(monkeypatch):
@@ -182,12 +173,19 @@ ON_MESHES = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILED_KERNELS)
-def test_a_kernel_that_is_cut_by_a_slice_sends_nothing(monkeypatch, name):
-    monkeypatch.setattr(tpu, "TOPOLOGIES", ())
+def rows_of_kernel(name):
+    """What `verify` lists of a kernel; nothing without a compiler, once it has said so rightly."""
     rows = [*tpu.compile_kernel(name)]
     if missing := why_no_tpu_compiler():
         assert [(row.level, row.error) for row in rows] == [("not compiled", missing)] * 2
+        return []
+    return rows
+
+
+@pytest.mark.parametrize("name", COMPILED_KERNELS)
+def test_a_kernel_that_is_cut_by_a_slice_sends_nothing(monkeypatch, name):
+    monkeypatch.setattr(tpu, "TOPOLOGIES", ())
+    if not (rows := rows_of_kernel(name)):
         return
     wanted = [(f"kernel {at}", way) for at in ON_MESHES[name] for way in ("forward", "gradient")]
     assert [(row.design, row.direction) for row in rows] == wanted
@@ -198,9 +196,7 @@ def test_a_kernel_that_is_cut_by_a_slice_sends_nothing(monkeypatch, name):
 def test_a_kernel_s_rows_have_its_memory_and_the_flops_of_the_formula(monkeypatch, name):
     monkeypatch.setattr(tpu, "TOPOLOGIES", ("v5e:2x2",))
     monkeypatch.setattr(tpu, "_KINDS", {name: ()})
-    rows = [*tpu.compile_kernel(name)]
-    if missing := why_no_tpu_compiler():
-        assert [(row.level, row.error) for row in rows] == [("not compiled", missing)] * 2
+    if not (rows := rows_of_kernel(name)):
         return
     queries, keys, head = 4, 2, 64
     length, heads = 256, queries + 2 * keys
@@ -213,9 +209,8 @@ def test_a_kernel_s_rows_have_its_memory_and_the_flops_of_the_formula(monkeypatc
         assert row.figures["flops"] == products * 2 * head * seen
         assert row.figures["collectives"] == []
         assert row.figures["arguments"] >= element * length * heads * head
-        assert row.figures["outputs"] >= element * length * head * (
-            queries if products == 2 else heads
-        )
+        outputs = queries if direction == "forward" else heads
+        assert row.figures["outputs"] >= element * length * head * outputs
 
 
 # ------------------------------------------------------ what emulation takes from the compiler

@@ -22,17 +22,8 @@ def defined() -> dict[str, set[str]]:
     return homes
 
 
-# Names that two rooms still share.
-SHARED = set(
-    """
-    Explanation Place Plan
-    """.split()  # noqa: SIM905
-)
-
-
 def test_a_class_name_is_defined_once():
-    twice = {name: homes for name, homes in defined().items() if len(homes) > 1}
-    assert {name: homes for name, homes in twice.items() if name not in SHARED} == {}
+    assert {name: homes for name, homes in defined().items() if len(homes) > 1} == {}
 
 
 def test_a_word_is_explained_once_in_its_place():

@@ -8,7 +8,7 @@ from jax_attn.attention.api import (
     explain_kernel,
 )
 from jax_attn.attention.checks import ArgumentError
-from jax_attn.attention.dispatch import Explanation
+from jax_attn.attention.dispatch import KernelExplanation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Mask
@@ -19,8 +19,8 @@ __all__ = [
     "Alibi",
     "ArgumentError",
     "Dropout",
-    "Explanation",
     "KVCache",
+    "KernelExplanation",
     "Mask",
     "Rotary",
     "alibi",

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from jax_attn.attention import checks, dispatch
 from jax_attn.attention.annotations import AbstractArray, AnyArray
 from jax_attn.attention.call import ExtraKeys, checked_call
-from jax_attn.attention.dispatch import Explanation, Implementation
+from jax_attn.attention.dispatch import Implementation, KernelExplanation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kernels import cached, dense
 from jax_attn.attention.kernels.mesh import explicit
@@ -138,7 +138,7 @@ def explain_kernel(
     bias_v: Float[AbstractArray, "K Hv"] | None = None,
     add_zero_attn: bool = False,
     sinks: Float[AbstractArray, " N"] | None = None,
-) -> Explanation:
+) -> KernelExplanation:
     """Explain which kernel dot_product_attention would run for these arguments, and why no other.
 
     Nothing is run: arrays may be `jax.ShapeDtypeStruct`. Invalid arguments raise the same

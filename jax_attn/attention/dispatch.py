@@ -86,7 +86,7 @@ KERNELS: Mapping[str, Kernel] = {kernel.name: kernel for kernel in _IN_ORDER}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Explanation:
+class KernelExplanation:
     """The kernel that would run, and the reasons against the others.
 
     Attributes:
@@ -103,7 +103,7 @@ class Explanation:
     chosen: str | None
     why: str
     refusals: Mapping[str, tuple[str, ...]]
-    elsewhere: tuple["Explanation", ...] = ()
+    elsewhere: tuple["KernelExplanation", ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.chosen or 'nothing'} runs: {self.why}"]
@@ -146,7 +146,7 @@ def _named(platform: str) -> str:
     return "cuda" if platform == "gpu" else platform
 
 
-def explain(call: Call, implementation: Implementation) -> Explanation:
+def explain(call: Call, implementation: Implementation) -> KernelExplanation:
     """Explain the choice for the call's own platform, and for the others."""
     if explicit.is_cut(call):
         return _on_part(explain, call, implementation)
@@ -155,7 +155,9 @@ def explain(call: Call, implementation: Implementation) -> Explanation:
     return dataclasses.replace(choose(call, implementation, here), elsewhere=tuple(elsewhere))
 
 
-def choose(call: Call, implementation: Implementation, platform: str | None = None) -> Explanation:
+def choose(
+    call: Call, implementation: Implementation, platform: str | None = None
+) -> KernelExplanation:
     """Choose the required kernel, else the first that can serve the call and has no drawback.
 
     platform: the call's own if None. In a mesh of Explicit axes the choice is made for one device's
@@ -173,7 +175,7 @@ def choose(call: Call, implementation: Implementation, platform: str | None = No
     if insisted is not None:
         if reasons[insisted]:
             why = f"implementation={insisted!r} is required and cannot serve the call"
-            return Explanation(platform, None, why, {insisted: reasons[insisted]})
+            return KernelExplanation(platform, None, why, {insisted: reasons[insisted]})
         chosen, preferred = insisted, f"{insisted} is required"
     else:
         for name, kernel in kernels.items():
@@ -181,12 +183,12 @@ def choose(call: Call, implementation: Implementation, platform: str | None = No
         chosen = next(name for name in kernels if not reasons[name])
         preferred = f"{chosen} comes first"
     others = {name: why or (preferred,) for name, why in reasons.items() if name != chosen}
-    return Explanation(platform, chosen, kernels[chosen].why, others)
+    return KernelExplanation(platform, chosen, kernels[chosen].why, others)
 
 
-def _on_part(ask: Callable, call: Call, implementation: Implementation) -> Explanation:
+def _on_part(ask: Callable, call: Call, implementation: Implementation) -> KernelExplanation:
     """Return what `ask` says of one device's part of a call in a mesh of Explicit axes."""
-    explanations: list[Explanation] = []
+    explanations: list[KernelExplanation] = []
 
     def record(part: Call) -> jax.Array:
         explanations.append(ask(part, implementation))

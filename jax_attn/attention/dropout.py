@@ -16,7 +16,7 @@ from jax_attn.attention import checks, meshes
 from jax_attn.attention.annotations import AnyArray
 
 
-class Place(NamedTuple):
+class WeightPlace(NamedTuple):
     """Position of a part (B, N, T, S) of attention weights in the whole; it has all S columns.
 
     b, n: the part's first batch row and head. N: the number of heads of the whole.
@@ -63,9 +63,9 @@ class Dropout:
         checks.raise_all("Dropout", problems)
         self.rate = float(rate)
         self.key, self.keep = key, keep
-        self.place: Place | None = None
+        self.place: WeightPlace | None = None
 
-    def within(self, place: Place) -> "Dropout":
+    def within(self, place: WeightPlace) -> "Dropout":
         """Return the dropout of a part of the attention weights, equal to the whole's there."""
         part = copy.copy(self)
         part.place = place

@@ -17,7 +17,7 @@ from jax import lax
 
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.call import Call
-from jax_attn.attention.dropout import Place
+from jax_attn.attention.dropout import WeightPlace
 from jax_attn.attention.integers import FAR
 from jax_attn.attention.mask import Band, Mask
 
@@ -124,7 +124,7 @@ class Tile:
         """Return uint32 rows (K, R, 1) and columns (S,) of the scores, as in `Dropout.drawn`."""
         call, sizes = self.call, self.sizes
         place = None if call.dropout is None else call.dropout.place
-        place = place or Place(*(np.array(n, np.int32) for n in (0, 0, call.N)))
+        place = place or WeightPlace(*(np.array(n, np.int32) for n in (0, 0, call.N)))
         n_N1 = self.k * call.G + _count(sizes.K * call.G)[:, None]
         rows_NT = place.rows(self.b, n_N1, self.t + _count(sizes.T), call.T)
         columns = (self.s + _count(sizes.S)).astype(jnp.uint32)

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.dropout import Place
+from jax_attn.attention.dropout import WeightPlace
 from jax_attn.attention.kernels.forward_mode import Floats
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.meshes import MeshAxes
@@ -142,7 +142,7 @@ class Shards:
             call = call.with_floats(self.read(call.floats))
         if call.dropout is None or call.dropout.key is None:
             return call
-        place = Place(self._first("B", call.B), self._first("N", call.N), jnp.int32(self.N))
+        place = WeightPlace(self._first("B", call.B), self._first("N", call.N), jnp.int32(self.N))
         return replace(call, dropout=call.dropout.within(place))
 
     def read(self, floats: Floats) -> Floats:

@@ -67,7 +67,7 @@ class Option:
       usual: other values, of frameworks and papers.
       hidden_by: says why batches hide that it is left out.
       revealed_by: batches that reveal it.
-      is_asked: whether a check asks if the batches would reveal that it is left out.
+      is_asked: whether the canaries of a check leave it out.
     """
 
     absent: Any

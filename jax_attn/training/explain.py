@@ -119,8 +119,10 @@ def _causes(
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
     with full_precision():
-        # In float64, where rounding in the port's optimizer hides no other cause.
-        ours = port.replay(tx, gradients, loop.recipe.accumulate, dtype="float64")
+        try:  # in float64, where rounding in the port's optimizer hides no other cause
+            ours = port.replay(tx, gradients, loop.recipe.accumulate, dtype="float64")
+        except Exception:  # the user's transformation may compute only in its own dtype
+            ours = port.replay(tx, gradients, loop.recipe.accumulate)
     groups = loop.recipe.optimizer(copy.deepcopy(loop.module)).param_groups
     factor = _factor(ours.moved[1], reference.replays.exact.moved[1])
     for bug in recipe_bugs(loop.recipe, groups, factor):

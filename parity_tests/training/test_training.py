@@ -1,6 +1,7 @@
 """check_training passes ports that train as torch does, and fails ports that do not."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -143,6 +144,24 @@ OWN = {
         [],
         "weight_decay=0.0001 in place of 0.2",
     ),
+    "a decay lost in float32": (
+        optax.adamw(0.02, b2=1 - 1e-8, weight_decay=0.2),
+        Verdict.FAIL,
+        [],
+        "",
+    ),
+    "numbers below float32's": (
+        optax.chain(
+            optax.scale(1e-30),
+            optax.scale(1e-30),
+            optax.scale(1e30),
+            optax.scale(1e30),
+            optax.adamw(0.02, weight_decay=0.2),
+        ),
+        Verdict.FAIL,
+        [],
+        "",
+    ),
     "moments in bfloat16": (
         optax.adamw(0.02, weight_decay=0.2, mu_dtype="bfloat16"),
         Verdict.FAIL,
@@ -155,15 +174,9 @@ OWN = {
 @pytest.mark.parametrize("name", OWN)
 def test_rounding_in_optaxs_own_optimizer_is_told_from_what_it_computes(name):
     tx, verdict, notes, cause = OWN[name]
-    reference, port = layers("float32")
-    result = parity.check_training(
-        reference,
-        port,
-        batches(),
-        layout=transfer.LINEAR,
-        optimizer=lambda m: AdamW(m.parameters(), 0.02, weight_decay=0.2),
-        loss="mse",
-        port_call=lambda module, input: module(input),
+    betas = (0.9, 1 - 1e-8 if "lost" in name else 0.999)
+    result = linear_check(
+        optimizer=lambda m: AdamW(m.parameters(), 0.02, betas, weight_decay=0.2),
         port_optimizer=tx,
         steps=4,
     )
@@ -174,6 +187,21 @@ def test_rounding_in_optaxs_own_optimizer_is_told_from_what_it_computes(name):
         assert all(f"after {n} update" in said for n in ("1", "100", "10,000"))
     if cause:
         assert cause in result.explain().sentence
+
+
+def smoothed(gradients, state, params=None):
+    """Keeps a number of its own dtype beside the gradients."""
+    return gradients, 0.9 * state + 0.1 * optax.global_norm(gradients)
+
+
+def test_an_optimizer_that_computes_only_in_its_own_dtype_is_judged_by_that():
+    beside = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.float32), smoothed)
+    result = linear_check(
+        optimizer=lambda m: SGD(m.parameters(), 0.1),
+        port_optimizer=optax.chain(beside, optax.sgd(0.2)),
+        steps=2,
+    )
+    assert result.verdict is Verdict.FAIL
 
 
 def test_an_optimizer_that_keeps_no_state_fails_by_name():

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import Bug, OperatorCall, Site
 from jax_attn.parity.run.inputs_and_runs import Run
-from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+from jax_attn.parity.run.modes.constants import Kwargs, storages
 from jax_attn.parity.run.modes.float64_mode import Float64, not_in_place
 from jax_attn.parity.run.modes.mode import Mode
 from jax_attn.parity.run.modes.module_calls import ModuleCalls
@@ -64,12 +64,14 @@ class _ReadOnly(Mode):
     def __init__(self, call: OperatorCall):
         super().__init__()
         self._name = call.name
-        self._storages = {x.untyped_storage().data_ptr() for x in tensors_of(call.args)}
+        self._storages = storages((call.args, call.kwargs))
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
-        if func._schema.is_mutable and args[0].untyped_storage().data_ptr() in self._storages:
+        written = zip(func._schema.arguments, args, strict=False)
+        to = [x for argument, x in written if argument.alias_info and argument.alias_info.is_write]
+        if func._schema.is_mutable and self._storages & storages(to):
             raise RuntimeError(f"bugs: a change of {self._name} writes to an argument of its call")
         return func(*args, **(kwargs or {}))
 
@@ -126,7 +128,7 @@ class Placed(Float64):
     def met(self, name: str) -> tuple[Site, str]:
         """Count an operator that is about to be computed; return its site and its module's class.
 
-        OperatorCall it once for each operator."""
+        Call it once for each operator."""
         module = self._calls.module
         site = Site(self._calls.path, self._calls.count(_KINDS.get(name, name)))
         return site, "" if module is None else type(module).__name__

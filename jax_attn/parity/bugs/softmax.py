@@ -30,7 +30,7 @@ class SoftmaxBug:
       says: the bug in words, "a softmax over the queries".
       weights: computes the wrong weights; in a backward pass, from (gradient of the weights,
         weights), the wrong gradient of the scores.
-      kind: the kind of the finding that inputs would not reveal it, if they are asked.
+      kind: the kind of the doubt if inputs hide it; empty if that is not asked.
       hidden_by: what hides it, if that is not what the softmaxes themselves show.
       revealed_by: inputs that reveal it; "{}" stands for what reveals most bugs of a softmax.
       operators: those in which it is.
@@ -53,6 +53,9 @@ class SoftmaxBug:
         return Planted(self.operators, self._of, at)
 
     def _of(self, call: OperatorCall) -> Bug | None:
+        right = call.result()  # the operator may refuse its arguments
+        if not right.ndim or not right.numel():
+            return None
         wrong = self.weights(*call.args[:2])
         if wrong is None:
             return None
@@ -60,7 +63,7 @@ class SoftmaxBug:
         if not self.is_backward:
             # A row that is all -inf keeps its result, which would show any bug.
             empty = call.args[0].isneginf().all(call.args[1], keepdim=True)
-            wrong = torch.where(empty, call.result(), wrong)
+            wrong = torch.where(empty, right, wrong)
         return Bug(self.name, self.says, lambda call: wrong)
 
 

@@ -42,8 +42,9 @@ def with_tensors(
             part = module.get_submodule(of)
             held = getattr(part, name)
             other = change(held.detach().clone())
-            is_parameter = isinstance(held, torch.nn.Parameter)
-            setattr(part, name, torch.nn.Parameter(other) if is_parameter else other)
+            if isinstance(held, torch.nn.Parameter):
+                other = torch.nn.Parameter(other, requires_grad=held.requires_grad)
+            setattr(part, name, other)
         return call(module, *args, **inputs)
 
     return reference.called(changed)

@@ -34,47 +34,54 @@ def reference_failures(prepared: Prepared) -> tuple[Finding, ...]:
     for name, got in wide(prepared.inference).items():
         if name in prepared.declared_nan:
             got = np.where(prepared.declared_nan[name], prepared.exact.kinds["output"][name], got)
-        got = np.where(left_out_rows(prepared, name), prepared.exact.kinds["output"][name], got)
         report = prepared.judge_one("output", name, "inference", got)
-        if report.verdict is Verdict.FAIL:
+        if report.verdict is Verdict.FAIL and name not in prepared.fact(_right_without_nesting):
             told = (f"the reference in inference mode: {name}: {r}" for r in report.reasons)
             failures += findings("inference-errs", told)
     return tuple(failures)
 
 
-def left_out_rows(prepared: Prepared, name: str) -> np.ndarray:
-    """Return a mask, (..., 1), of rows of an output that only inference mode leaves 0.
-
-    torch's encoder does so with padded tokens, which its nested tensors do not hold. All False if
-    the reference has no such encoder.
-    """
-    want, got = prepared.exact.kinds["output"][name], wide(prepared.inference)[name]
-    if not want.ndim or got.shape != want.shape or not _nested_encoders(prepared):
-        return np.zeros((), bool)
-    return (got == 0).all(-1, keepdims=True) & (want != 0).any(-1, keepdims=True)
-
-
 def left_out_in_inference(prepared: Prepared) -> tuple[Finding, ...]:
-    """Note the rows that torch leaves 0 in inference mode, which a port is not held to."""
-    notes = []
-    for name in prepared.inference:
-        rows = left_out_rows(prepared, name)
-        if rows.any():
-            notes.append(
-                f"in inference mode `{_nested_encoders(prepared)[0]}` of the reference leaves "
-                f"{name} 0 at {int(rows.sum())} of {rows.size} rows: torch's nested tensors do not "
-                "hold padded tokens. The port is compared with the numbers under grad, where they "
-                "are not 0; to have them in inference too, use enable_nested_tensor=False"
-            )
+    """Note that torch's encoder drops padded tokens in inference mode, which a port need not do."""
+    encoders = _nested_encoders(prepared.reference.module)
+    notes = (
+        f"in inference mode `{next(iter(encoders))}` of the reference drops padded tokens, as "
+        f"torch's nested tensors do, which changes {name}. The port is compared with the outputs "
+        "under grad; to have these in inference mode too, use enable_nested_tensor=False"
+        for name in prepared.fact(_right_without_nesting)
+    )
     return findings("padding-left-out", notes)
 
 
-def _nested_encoders(prepared: Prepared) -> list[str]:
-    return [
-        name or type(part).__name__
-        for name, part in prepared.reference.module.named_modules()
+def _right_without_nesting(prepared: Prepared) -> tuple[str, ...]:
+    """Return the outputs that inference mode gets wrong only because encoders nest tensors."""
+    reference = prepared.reference
+    if not _nested_encoders(reference.module):
+        return ()
+
+    def plain(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+        for encoder in _nested_encoders(module).values():
+            encoder.use_nested_tensor = False
+        return (reference.call or torch.nn.Module.__call__)(module, *args, **inputs)
+
+    def is_right(name: str, got: np.ndarray) -> bool:
+        report = prepared.judge_one("output", name, "inference", got)
+        return report.verdict is not Verdict.FAIL
+
+    without = wide(reference.called(plain).outputs(prepared.dtype))
+    return tuple(
+        name
+        for name, got in wide(prepared.inference).items()
+        if not is_right(name, got) and is_right(name, without[name])
+    )
+
+
+def _nested_encoders(module: torch.nn.Module) -> dict[str, torch.nn.TransformerEncoder]:
+    return {
+        name or type(part).__name__: part
+        for name, part in module.named_modules()
         if isinstance(part, torch.nn.TransformerEncoder) and part.use_nested_tensor
-    ]
+    }
 
 
 def without_reference_errors(prepared: Prepared, result: Result) -> Result:

@@ -105,8 +105,14 @@ OF_LAYER = {"self_attn": LAYOUTS["torch_mha"], "norm1": LAYER_NORM, "norm2": LAY
 OF_LAYER |= {"linear1": LINEAR, "linear2": LINEAR}
 
 
+def doubled_and_shifted(y):
+    """What follows an encoder: where it leaves 0, this does not."""
+    return 2 * y + 1
+
+
+@pytest.mark.parametrize("after", [lambda y: y, doubled_and_shifted])
 @pytest.mark.parametrize(("nested", "noted"), [(True, 1), (False, 0)])
-def test_padding_that_torch_leaves_out_in_inference_is_noted(nested, noted):
+def test_padding_that_torch_leaves_out_in_inference_is_noted(nested, noted, after):
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(12, 2, 17, dropout=0.0, batch_first=True)
     reference = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested).eval()
@@ -119,7 +125,8 @@ def test_padding_that_torch_leaves_out_in_inference_is_noted(nested, noted):
         port,
         {"x": x, "padded": np.arange(7) >= np.array([[5], [7]])},
         layout=layout,
-        reference_call=lambda module, x, padded: module(x, src_key_padding_mask=padded),
+        reference_call=lambda module, x, padded: after(module(x, src_key_padding_mask=padded)),
+        port_call=lambda module, x, padded: after(module(x, padded)),
         transforms=("jit",),
     )
     assert result.verdict == "PASS", str(result)

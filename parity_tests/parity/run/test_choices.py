@@ -47,6 +47,7 @@ CALLS = {
     "distances along axes": lambda x: torch.cdist(x, 1.5 * x.flip(0), 1.0),
     "largest distances along an axis": lambda x: torch.cdist(x, 1.5 * x.flip(0), math.inf),
     "distances of order 3": lambda x: torch.cdist(x, 1.5 * x.flip(0), 3.0),
+    "distances of order 0.5": lambda x: torch.cdist(x, 1.5 * x.flip(0), 0.5),
     "a norm at 0": lambda x: (x * torch.tensor([[1.0], [0], [1]])).norm(dim=1),
     "max_pool1d": lambda x: functional.max_pool1d((2 * x)[None], 2)[0],
 }
@@ -65,3 +66,12 @@ def test_perturbed_runs_differ_by_roundoffs(name):
             want = exact.kinds[kind][key]
             assert np.isfinite(want).all()
             assert budget.rms <= 1e-4 * np.sqrt(np.square(want).mean())
+
+
+def test_the_order_of_a_distance_is_told_from_the_next_whole_one():
+    inputs = Inputs.of((X,), np.dtype("float32"))
+    reference = Reference(torch.nn.Module(), lambda _, x: torch.cdist(x, 2 * x, 1.98), inputs)
+    exact, budgets = reference.exact({}), reference.spread("float32", {}, runs=4)
+    other = reference.called(lambda _, x: torch.cdist(x, 2 * x, 2.0)).exact({})
+    off = np.abs(other.outputs["output"] - exact.outputs["output"]).max()
+    assert off > 100 * budgets["output"]["output"].element.max()

@@ -69,6 +69,8 @@ class AttentionFacts:
     def hiding(self, sites: Iterable[Site] | None = None) -> Hiding:
         """Return what hides bugs in nearly all rows of some softmaxes, or of all; else FAINT."""
         chosen = [self._rows[site] for site in (self._rows if sites is None else sites)]
+        if not chosen:
+            return FAINT
         rows, single, saturated, alike = torch.stack(chosen).sum(0).tolist()
         for hiding, count in ((SINGLE, single), (SATURATED, saturated), (ALIKE, alike)):
             if count >= NEARLY_ALL * rows:

@@ -110,12 +110,15 @@ _MASK_NAMES = ("mask", "allowed", "keep")
 
 
 def _hides_some(reference: Reference, name: str, a: np.ndarray) -> bool:
-    """Return whether fewer keys get no weight if all elements show a key, in either polarity."""
+    """Return whether one of an input's two values shows keys, and the other hides them.
+
+    If all segment ids, or positions, are the same number, it shows every key, whichever it is.
+    """
     given = hidden_keys(reference)
-    return any(
-        hidden_keys(with_inputs(reference, {name: np.full_like(a, end)})) < given
-        for end in _ends(a)
+    one, other = sorted(
+        hidden_keys(with_inputs(reference, {name: np.full_like(a, end)})) for end in _ends(a)
     )
+    return one < given < other
 
 
 def _hides(reference: Reference, name: str, a: np.ndarray) -> bool:

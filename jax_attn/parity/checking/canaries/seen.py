@@ -13,7 +13,7 @@ from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def is_seen(prepared: Prepared, planted: Callable[[], Float64]) -> bool | None:
-    """Return whether a bug fails an output or, if gradients are compared, a gradient.
+    """Return whether the comparison fails an output or, if compared, a gradient with a bug.
 
     None if the reference raises an error with the bug. planted: makes a mode that plants it, one
     for each run.

@@ -17,7 +17,7 @@ from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.inputs_and_runs import Run, is_float
-from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+from jax_attn.parity.run.modes.constants import Kwargs, storages
 from jax_attn.parity.run.modes.float64_mode import Float64, is_view
 
 # --- a running mean of 0, a norm's weight of 1 ----------------------------------------------------
@@ -58,7 +58,8 @@ def _constants(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[fl
     """Yield each value with the tensors that hold only it, grouped by last name."""
     alike: dict[tuple[str, float], list[str]] = {}
     for name, x in tensors:
-        if x.dtype is not torch.bool and not x.is_complex() and x.numel():
+        is_number = x.dtype is not torch.bool and not x.is_complex()
+        if is_number and x.layout is torch.strided and not x.is_meta and x.numel():
             first = float(x.detach().flatten()[0])
             if bool((x == first).all()):
                 alike.setdefault((name.rpartition(".")[2], first), []).append(name)
@@ -165,8 +166,7 @@ class _Reads(Float64):
     ) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not is_view(func) and (not isinstance(result, torch.Tensor) or result.numel()):
-            read = tensors_of((args, dict(kwargs or {})))
-            self.storages.update(x.untyped_storage().data_ptr() for x in read)
+            self.storages.update(storages((args, kwargs or {})))
         return result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from jax_attn.parity.run.modes.mode import Mode
 
@@ -80,6 +81,16 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
     each(look, tree)
     return tensors
+
+
+def storages(tree: Any) -> set[int]:
+    """Return the addresses of the storages of every tensor in `tree` that has elements."""
+    leaves = tree_leaves(tree)
+    return {
+        x.untyped_storage().data_ptr()
+        for x in leaves
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided and x.numel()
+    }
 
 
 class Recorder(Mode):

@@ -35,14 +35,18 @@ def _log_sigmoid_backward(grad: torch.Tensor, x: torch.Tensor, _: torch.Tensor) 
 
 def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float, *_: Any) -> torch.Tensor:
     """Return distances; those of equal rows are exactly 0, where a gradient is a convention."""
-    return torch.linalg.vector_norm(_differences(x1, x2), ord=_order(p), dim=-1)
+    if not _is_written_out(x1, x2, p):
+        return NotImplemented
+    return torch.linalg.vector_norm(_differences(x1, x2), ord=p, dim=-1)
 
 
 def _cdist_backward(
     grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distances: torch.Tensor
 ) -> torch.Tensor:
     """Return the gradient of the first rows; 0 from distances of 0, as in torch."""
-    off, p, norm = _differences(x1, x2), _order(p), distances.unsqueeze(-1)
+    if not _is_written_out(x1, x2, p):
+        return NotImplemented
+    off, norm = _differences(x1, x2), distances.unsqueeze(-1)
     along = off.sign()
     if math.isinf(p):
         along = torch.where(off.abs() == off.abs().amax(-1, keepdim=True), along, 0.0)
@@ -51,17 +55,16 @@ def _cdist_backward(
     return (grad.unsqueeze(-1) * along).sum(-2)
 
 
+def _is_written_out(x1: torch.Tensor, x2: torch.Tensor, p: float) -> bool:
+    """Return whether distances are computed by steps, which take the memory of all differences."""
+    return p >= 1 and x1.numel() * x2.shape[-2] <= _MOST_DIFFERENCES
+
+
 def _differences(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
     return x1.unsqueeze(-2) - x2.unsqueeze(-3)
 
 
-def _order(p: float) -> float:
-    """Return the order of a norm as it was written: a run moves each written number."""
-    return p if math.isinf(p) or abs(p - round(p)) > _MOVED * p else float(round(p))
-
-
-_MOVED = 2.0**-6
-"""More than any precision moves a number."""
+_MOST_DIFFERENCES = 2**22
 
 WRITTEN = {
     "_cdist_forward": _cdist,

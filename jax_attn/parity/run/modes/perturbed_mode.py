@@ -234,7 +234,7 @@ class Perturbed(Unperturbed):
         store = max(own, self._rows_kept if over_rows else 0.0)
         if name != "sum" or torch.is_grad_enabled() or store <= self.precision.acc:
             return bridge(terms, self.precision)
-        axes = args[1] if len(args) > 1 and args[1] != [] else range(args[0].ndim)
+        axes = args[1] if args[1:] and args[1] not in (None, []) else range(args[0].ndim)
         sizes = [args[0].shape[axis] for axis in ([axes] if isinstance(axes, int) else axes)]
         windows, last = xla_windows(sizes)
         of_total, of_squares, lost = bridge(last, replace(self.precision, acc=store))
@@ -246,11 +246,13 @@ class Perturbed(Unperturbed):
         name = func.overloadpacket.__name__
         if name == "embedding_dense_backward":
             return self._embedding_backward(func, *args)
+        result: Any = NotImplemented
         if name in COMPOSED or name in WRITTEN or self._stores_steps(name, args):
             with self._inside(self.precision):
                 steps: Any = WRITTEN.get(name) or decomposition_table[func]
-                return steps(*args, **kwargs)
-        result: Any = NotImplemented
+                result = steps(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         if torch.Tag.pointwise not in func.tags:
             if known := decomposition_table.get(func):
                 inside = self._inside(replace(self.precision, store=self.precision.acc))

@@ -340,3 +340,28 @@ def test_a_mask_of_any_name_is_known_by_what_it_hides():
     real = (np.arange(T) < np.array([[T], [4]])).astype(int)
     tried = try_on(lambda x, m: attend(x, x, x, m[:, None]), {"x": X, "m": real})
     assert "mask-one-end" in tried.standing
+
+
+SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1]])
+
+
+def test_segments_of_two_numbers_are_no_mask():
+    def within(x, ids):
+        return attend(x, x, x, ids[:, None] == ids[..., None])
+
+    tried = try_on(within, {"x": X, "ids": SEGMENTS})
+    assert {"inverted-mask", "ignored-mask"}.isdisjoint(tried.doubts)
+
+
+def test_keys_are_doubted_if_no_drawn_inputs_can_be_tried():
+    def of_logarithms(x):
+        return attend(x.log(), x.log(), x.log())
+
+    assert "other-keys" in try_on(of_logarithms, (UNIFORM,)).doubts
+
+
+def test_a_softmax_without_keys_or_axes_is_left_alone():
+    def experts(x):
+        return x + x[:0].softmax(-1).sum() + x.mean().softmax(0)
+
+    assert try_on(experts, (X,)).doubts == []

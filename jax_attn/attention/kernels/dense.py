@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.scores import extra_scores, masked, products, scores
+from jax_attn.attention.kernels.scores import extra_scores, masked, products, rows, scores
 
 
 def attention(call: Call) -> jax.Array:
@@ -38,14 +38,17 @@ def _mean(call: Call) -> jax.Array:
         P_BNTS = call.dropout.apply(P_BNTS)
     if call.extra_columns:
         P_BNTS, P_BNTE = P_BNTS[..., : call.S], P_BNTS[..., call.S :]
-    P_BKRS = P_BNTS.reshape(call.B, call.K, call.G * call.T, call.S)
+    R, sizes = rows(call)
+    P_BKRS = P_BNTS.reshape(call.B, call.K, *sizes, call.S)
     # The weights stay unrounded: casting them to bfloat16 or float16 before this product would lose
     # short rows a quarter of the accuracy of torch's kernel, which divides last.
     v_BKSH = call.value.astype(call.softmax_dtype).swapaxes(1, 2)
-    out_BKRH = jnp.einsum("BKRS,BKSH->BKRH", P_BKRS, v_BKSH, precision=call.precision)
+    letters = "BKRS,BKSH->BKRH".replace("R", R)
+    out_BKRH = jnp.einsum(letters, P_BKRS, v_BKSH, precision=call.precision)
     if call.bias_v is not None:  # all other extra keys have the value 0
-        P_BKR1 = P_BNTE[..., :1].reshape(call.B, call.K, call.G * call.T, 1)
-        out_BKRH += P_BKR1 * call.bias_v.astype(call.softmax_dtype)[:, None]
+        P_BKR1 = P_BNTE[..., :1].reshape(call.B, call.K, *sizes, 1)
+        bias_v = call.bias_v.astype(call.softmax_dtype)
+        out_BKRH += P_BKR1 * bias_v.reshape(call.K, *[1] * len(sizes), call.Hv)
     return out_BKRH.reshape(call.B, call.N, call.T, call.Hv).swapaxes(1, 2)
 
 

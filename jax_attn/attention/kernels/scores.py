@@ -4,18 +4,32 @@ import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
+from jax_attn.attention.meshes import in_auto_mesh
+
+
+def rows(call: Call) -> tuple[str, tuple[int, ...]]:
+    """Return the axes of a group's queries, in letters and sizes: R = G·T, or else G and T.
+
+    With R, products are batches of matrices: XLA would copy operands of more axes for each product
+    of the gradient. In a mesh of Auto axes it would gather a T that is sharded, as a part of R.
+    """
+    if call.G > 1 and in_auto_mesh(call.query):
+        return "GT", (call.G, call.T)
+    return "R", (call.G * call.T,)
 
 
 def products(call: Call, letters: str, key: jax.Array) -> jax.Array:
-    """Return scale·QKᵀ in the softmax's dtype; the queries are (B, K, R, H) in `letters`, R = G·T.
-
-    These are batches of matrices: XLA would copy operands of more axes for each product of the
-    gradient.
-    """
-    q_BKRH = call.query.swapaxes(1, 2).reshape(call.B, call.K, call.G * call.T, call.H)
-    return call.scale * jnp.einsum(
-        letters, q_BKRH, key, precision=call.precision, preferred_element_type=call.softmax_dtype
+    """Return scale·QKᵀ in the softmax's dtype; `letters` has queries (B, K, R, H), R = G·T."""
+    R, sizes = rows(call)
+    q_BKRH = call.query.swapaxes(1, 2).reshape(call.B, call.K, *sizes, call.H)
+    products = call.scale * jnp.einsum(
+        letters.replace("R", R),
+        q_BKRH,
+        key,
+        precision=call.precision,
+        preferred_element_type=call.softmax_dtype,
     )
+    return products.reshape(call.B, call.K, call.G * call.T, *products.shape[2 + len(sizes) :])
 
 
 def scores(call: Call, products: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -53,11 +53,13 @@ def stripped(tensors: T, prefix: str) -> tuple["T | Renamed", list[Problem]]:
         firsts = {f"{key.partition('.')[0]}." for key in tensors}
         text = "expected keys that begin with this prefix, but there are none"
         return tensors, [Problem("missing", dotted, text, nearest(dotted, firsts))]
-    counts = Counter(names)
+    keys: dict[str, list[str]] = {}
+    for name, key in zip(names, tensors, strict=True):
+        keys.setdefault(name, []).append(key)
     problems = [
-        Problem("doubly written", name, f"{name!r} and {key!r} both exist")
-        for name, key in zip(names, tensors, strict=True)
-        if counts[name] > 1 and name != key
+        Problem("doubly written", name, f"{' and '.join(map(repr, alike))} all become {name!r}")
+        for name, alike in keys.items()
+        if len(alike) > 1
     ]
     return Renamed(tensors, dict(zip(names, tensors, strict=True))), problems
 
@@ -87,8 +89,13 @@ def unwrapped(tensors: T, known: Iterable[str] = ()) -> tuple["T | Renamed", lis
 
 
 def _bare(key: str, wrappers: Collection[str]) -> str:
-    """Return a key without the names of these wrappers; "module" is one only where a key begins."""
-    parts = [part for part in key.split(".") if part == _ROOT or part not in wrappers]
-    while _ROOT in wrappers and parts[:1] == [_ROOT]:
-        del parts[0]
-    return ".".join(parts)
+    """Return a key without the names of these wrappers.
+
+    "module" is one only where a key begins, as often as it is among them. The last part of a key
+    names a tensor.
+    """
+    *parts, last = key.split(".")
+    parts = [part for part in parts if part == _ROOT or part not in wrappers]
+    for _ in range([*wrappers].count(_ROOT)):
+        parts = parts[1:] if parts[:1] == [_ROOT] else parts
+    return ".".join((*parts, last))

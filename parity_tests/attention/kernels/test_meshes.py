@@ -299,3 +299,22 @@ def test_a_length_that_is_cut_is_gathered(kind):
         there = placed(mesh(kind, rows=2, heads=4), qkv, [P("rows", "heads")] * 3)
         found = jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked"))(*there)
         assert_equal(arrays, [found], [dot_product_attention(*qkv, implementation="dense")])
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_dense_computes_the_queries_of_each_device_there(heads):
+    """In an Auto mesh, where the length is cut: also with several queries to a key's head."""
+    query = jax.ShapeDtypeStruct((2, 64, 4, 8), jnp.float32)
+    key = jax.ShapeDtypeStruct((2, 64, heads, 8), jnp.float32)
+    call = jax.jit(partial(dot_product_attention, implementation="dense"))
+    alone = call.lower(query, key, key).compile().cost_analysis()["flops"]
+    over = mesh("auto", rows=2, parts=4)
+    batch, length = over.axis_names
+    cut = jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(over, spec)),
+        (query, key),
+        (P(batch, length), P(batch)),
+    )
+    each = call.lower(cut[0], cut[1], cut[1]).compile()
+    assert each.cost_analysis()["flops"] <= 1.1 * alone / over.size
+    assert each.output_shardings.spec[:2] == (batch, length)

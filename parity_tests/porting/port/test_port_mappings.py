@@ -123,7 +123,7 @@ BAD = {
     "two keys that become one": Bad(
         lambda held: held | {f"module.{Q}": held[Q]},
         ("--strip", "module"),
-        said=("doubly written", f"'module.{Q}' both exist"),
+        said=("doubly written", f"all become '{Q}'"),
     ),
     "a wrong shape": Bad(
         lambda held: held | {Q: held[Q][:-1]}, said=("wrong shape", Q, "multiple of head_dim = 5")

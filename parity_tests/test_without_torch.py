@@ -36,6 +36,7 @@ JUDGING = (
     "parity.judge.result",
     "selfcheck.matrix.cases",
     "parity.run.inputs_and_runs",
+    "parity.explaining.explanation",
     "report.documents",
 )
 HELP = ["--help", "--version", *(f"{name} --help" for name in COMMANDS)]

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FILL = 2.0**24
-"""Numbers of at least this size count as a mask's fill; in float32 they absorb scores added to
-them."""
+from jax_attn.parity.bugs import FILL
+
 HIDES = -1e3
 """A number this low, added to a score or put in its place, hides the key."""
 PRODUCTS = {"addmm", "bmm", "mm"}

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_attn.parity.bugs import softmax
+from jax_attn.parity.bugs import FILL, softmax
 from jax_attn.parity.bugs.bug import (
-    FILL,
     Bug,
     Change,
     OperatorCall,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_attn.parity.bugs.bug import FILL
+from jax_attn.parity.bugs import FILL
 
 
 class Place(NamedTuple):

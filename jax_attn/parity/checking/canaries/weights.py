@@ -71,7 +71,7 @@ def _left_out(
 ) -> Iterator[Finding]:
     for value, names in _constants(tensors):
         if value in _NEUTRAL and _changes_outputs(prepared, {*names}, _other):
-            s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+            s, are, them = _number(names)
             yield Finding(
                 "neutral-weights",
                 f"{kind}{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port "
@@ -85,7 +85,7 @@ def _tiny(prepared: Prepared) -> Iterator[Finding]:
         if not 0 < abs(value) <= _TINY or _changes_outputs(prepared, {*names}, torch.zeros_like):
             continue
         if _changes_outputs(prepared, {*names}, torch.ones_like):
-            s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+            s, are, them = _number(names)
             yield Finding(
                 "tiny-weights",
                 f"parameter{s} {quoted(names)} of the reference {are} {value:g} throughout, so "
@@ -113,8 +113,13 @@ def _neutral_inputs(prepared: Prepared) -> Iterator[Finding]:
             )
 
 
+def _number(names: list[str]) -> tuple[str, str, str]:
+    """Return the words of a sentence about one name, or several."""
+    return ("s", "are", "them") if names[1:] else ("", "is", "it")
+
+
 def _formula(names: list[str], value: float) -> StandingNote:
-    s, are, them = ("s", "are", "them") if names[1:] else ("", "is", "it")
+    s, are, them = _number(names)
     return StandingNote(
         "neutral-formula",
         f"parameter{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port that "

@@ -185,8 +185,7 @@ class Perturbed(Unperturbed):
         if self._adds_in_dtype and (parts := apart(func, args, kwargs)):
             product = self.compute(parts.product, parts.factors, {})
             return self.compute(torch.ops.aten.add.Tensor, (product, parts.bias), {})
-        is_convolution = self._adds_in_dtype and name == "convolution_backward"
-        if is_convolution and (steps := bias_gradient_apart(args)):
+        if self._adds_in_dtype and (steps := bias_gradient_apart(func, args)):
             *others, _ = self.compute(func, steps[0], kwargs)
             return *others, self.compute(torch.ops.aten.sum.dim_IntList, steps[1], {})
         if adds(name, args, kwargs):

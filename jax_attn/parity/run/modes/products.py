@@ -33,12 +33,12 @@ def apart(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Apart | None
     return None
 
 
-def bias_gradient_apart(args: tuple) -> tuple[tuple, tuple] | None:
+def bias_gradient_apart(func: OpOverload, args: tuple) -> tuple[tuple, tuple] | None:
     """Return the arguments of a convolution's backward pass without its bias, and of the sum that
-    is the bias's gradient; None if there is no bias."""
-    *others, (of_input, of_weight, of_bias) = args
-    if not of_bias:
+    is the bias's gradient; None for other operators, and without a bias."""
+    if func.overloadpacket.__name__ != "convolution_backward" or not args[-1][2]:
         return None
+    *others, (of_input, of_weight, _) = args
     over = [0, *range(2, args[0].ndim)]
     return (*others, [of_input, of_weight, False]), (args[0], over)
 

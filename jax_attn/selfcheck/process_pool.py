@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
@@ -178,8 +179,8 @@ def run(work: Sequence[Piece], processes: int | None = None) -> Iterator[tuple[P
     # Read when NumPy and torch load: threads of several processes would compete for the cores.
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    ignored = signal.SIGINT, signal.SIG_IGN  # Ctrl-C reaches every process; the parent decides
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), signal.signal, ignored)
+    programs = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _begin, (programs.name,))
     try:
         pieces = {pool.submit(piece.function, *piece.arguments): piece for piece in work}
         for future in as_completed(pieces):
@@ -190,3 +191,16 @@ def run(work: Sequence[Piece], processes: int | None = None) -> Iterator[tuple[P
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.kill()  # a device's library may print its stack on SIGTERM
+        programs.cleanup()
+
+
+def _begin(programs: str) -> None:
+    """Prepare a process of the pool, before it imports JAX.
+
+    programs: a folder in which it keeps what it compiles, so that a program is compiled once even
+    if JAX's caches are cleared. Each process has its own: JAX writes a program under its final
+    name, and another process would read what is half written.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent decides
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(programs, str(os.getpid())))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

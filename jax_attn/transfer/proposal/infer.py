@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 
 from jax_attn.transfer.arrays import Tensors
-from jax_attn.transfer.nnx.load import flatten, spelled
+from jax_attn.transfer.nnx.variables import flatten, spelled
 from jax_attn.transfer.problems import Problem, TransferError
 from jax_attn.transfer.proposal.folding import (
     LayerItem,

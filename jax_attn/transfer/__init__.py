@@ -24,6 +24,7 @@ from jax_attn.transfer.table.layouts import (
     TO_HEADS,
 )
 from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
+from jax_attn.transfer.table.stacks import conv_bias, linears, stacked
 from jax_attn.transfer.table.steps import (
     Sizes,
     Step,
@@ -74,6 +75,7 @@ __all__ = [
     "TransferError",
     "as_numpy",
     "conv",
+    "conv_bias",
     "either",
     "export",
     "export_optimizer",
@@ -88,6 +90,7 @@ __all__ = [
     "joined",
     "layout_for",
     "linear",
+    "linears",
     "load",
     "load_checkpoint",
     "load_flax",
@@ -99,6 +102,7 @@ __all__ = [
     "save_checkpoint",
     "spellings",
     "squeezed",
+    "stacked",
     "tied",
     "to_half_split",
     "to_interleaved",

@@ -60,7 +60,7 @@ class _Bench(click.Group):
 @click.option(
     "--pair",
     metavar="FILE.py:FUNCTION",
-    help="Measure your own pair: the function returns (torch module, NNX module, inputs[, layout[, "
+    help="Measure your own pair: the function returns (torch module, port, inputs[, layout[, "
     "(reference_call, port_call)]]), as parity.check takes them.",
 )
 @click.option(

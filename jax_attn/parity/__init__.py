@@ -1,4 +1,4 @@
-"""Verdicts: whether a JAX module computes what its torch reference computes."""
+"""Verdicts: whether a port in JAX computes what its torch reference computes."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jax_attn.parity.judge.result import ParityError, Result
     from jax_attn.training.check_training import check_training
     from jax_attn.training.optimizers.optax_like import optax_like
+    from jax_attn.transfer.kinds.function import function
 
 __all__ = [
     "Explanation",
@@ -20,6 +21,7 @@ __all__ = [
     "check",
     "check_training",
     "explain",
+    "function",
     "optax_like",
     "suggest_inputs",
 ]
@@ -27,6 +29,7 @@ _HOMES = {
     "Explanation": "jax_attn.parity.explaining.explanation",
     "check": "jax_attn.parity.checking.check",
     "explain": "jax_attn.parity.checking.check",
+    "function": "jax_attn.transfer.kinds.function",
     "suggest_inputs": "jax_attn.parity.checking.suggestion.suggest_inputs",
     "check_training": "jax_attn.training.check_training",
     "optax_like": "jax_attn.training.optimizers.optax_like",

@@ -49,6 +49,7 @@ from jax_attn.training.reference_training import (
 )
 from jax_attn.training.runs import MOMENT_FIELDS, Replay
 from jax_attn.transfer import Layout
+from jax_attn.transfer.kinds.held import as_call, as_module
 
 if TYPE_CHECKING:
     from jax_attn.parity.explaining.explanation import Explanation
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 def check_training(
     reference: torch.nn.Module,
-    port: nnx.Module,
+    port: Any,
     batches: Sequence[Mapping[str, np.ndarray]],
     *,
     layout: Layout,
@@ -86,7 +87,8 @@ def check_training(
       reference: the torch module, with its weights in place and in `dtype`. A copy is trained. In
         bfloat16 and float16 the weights are rounded copies of float32 masters; in both frameworks
         only the masters are updated, by gradients cast to float32.
-      port: the NNX module, with the same weights and dtype. It is not changed.
+      port: the NNX module, or a port of another kind, as for `check`; with the same weights and
+        dtype. It is not changed.
       batches: dicts of NumPy arrays, all of the same shapes, taken in turn. "target" goes to the
         loss; the other arrays go by keyword to both modules, or to `reference_call` and
         `port_call`. A module that draws its own dropout is refused; pass its keep masks in each
@@ -117,7 +119,10 @@ def check_training(
         reason.
     """
     recipe = Recipe(optimizer, schedule, clip_norm, clip_value, accumulate, accumulated)
-    _validate(reference, port, layout, batches, recipe, loss, steps, dtype, port_optimizer)
+    if problems := _type_problems(reference, port, layout, recipe, port_optimizer):
+        raise TypeError("\n".join(problems))
+    port, port_call = as_module(port), as_call(port, port_call)
+    _validate(reference, port, batches, recipe, loss, steps, dtype)
     torch_loss, jax_loss = LOSSES[loss] if isinstance(loss, str) else loss
     of_batch = with_loss(reference_call, torch_loss)
     training = ReferenceTraining.of(
@@ -251,19 +256,15 @@ def _not_compared(reference: ReferenceTraining) -> tuple[Finding, ...]:
 
 
 def _validate(
-    reference: Any,
-    port: Any,
-    layout: Any,
+    reference: torch.nn.Module,
+    port: nnx.Module,
     batches: Any,
     recipe: Recipe,
     loss: Any,
     steps: Any,
     dtype: Any,
-    port_optimizer: Any,
 ) -> None:
-    """Raise TypeError or ValueError with every reason why this training cannot be checked."""
-    if problems := _type_problems(reference, port, layout, recipe, port_optimizer):
-        raise TypeError("\n".join(problems))
+    """Raise ValueError with every reason why this training cannot be checked."""
     problems = _batch_problems(batches) + _dtype_problems(reference, port, dtype)
     if isinstance(loss, str) and loss not in LOSSES:
         problems.append(

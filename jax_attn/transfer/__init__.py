@@ -1,4 +1,4 @@
-"""Attention weights between torch names and NNX state, through tables, bit for bit.
+"""Weights between torch names and those of a port in JAX, through tables, bit for bit.
 
 Files and tables need no framework. `plan`, `load`, `export`, `flatten`, `infer`, `load_optimizer`
 and `export_optimizer` import jax and flax when first used; reading one of torch's own files imports
@@ -24,6 +24,7 @@ from jax_attn.transfer.table.layouts import (
     TO_HEADS,
 )
 from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
+from jax_attn.transfer.table.stacks import conv_bias, linears, stacked
 from jax_attn.transfer.table.steps import (
     Sizes,
     Step,
@@ -43,14 +44,16 @@ from jax_attn.transfer.table.steps import (
 
 if TYPE_CHECKING:
     from jax_attn.families.layout_for import layout_for
-    from jax_attn.transfer.nnx.load import Plan, export, flatten, load, load_flax, plan
+    from jax_attn.transfer.nnx.load import Plan, export, load, load_flax, plan
+    from jax_attn.transfer.nnx.variables import flatten
     from jax_attn.transfer.optimizer.carry import export_optimizer, load_optimizer
     from jax_attn.transfer.proposal.infer import Proposal, infer
 
-_NNX = ("Plan", "export", "flatten", "load", "load_flax", "plan")
+_NNX = ("Plan", "export", "load", "load_flax", "plan")
 _HOMES = dict.fromkeys(_NNX, "jax_attn.transfer.nnx.load")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "jax_attn.transfer.optimizer.carry")
 _HOMES |= dict.fromkeys(("Proposal", "infer"), "jax_attn.transfer.proposal.infer")
+_HOMES |= {"flatten": "jax_attn.transfer.nnx.variables"}
 _HOMES |= {"layout_for": "jax_attn.families.layout_for"}
 
 __all__ = [
@@ -72,6 +75,7 @@ __all__ = [
     "TransferError",
     "as_numpy",
     "conv",
+    "conv_bias",
     "either",
     "export",
     "export_optimizer",
@@ -86,6 +90,7 @@ __all__ = [
     "joined",
     "layout_for",
     "linear",
+    "linears",
     "load",
     "load_checkpoint",
     "load_flax",
@@ -97,6 +102,7 @@ __all__ = [
     "save_checkpoint",
     "spellings",
     "squeezed",
+    "stacked",
     "tied",
     "to_half_split",
     "to_interleaved",

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache
 
 from jax_attn.bench.engine.plan import BenchPlan
@@ -27,7 +26,7 @@ _JAX_SETTINGS = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
 
 def compare_speed(
     reference: torch.nn.Module,
-    port: nnx.Module,
+    port: Any,
     inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray],
     *,
     layout: Layout | None = None,

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from flax import nnx
 
 from jax_attn.bench.pair.checkpoint import pair_of_checkpoint
 from jax_attn.bench.pair.pair import Pair
 from jax_attn.bench.workload import PairError
 from jax_attn.transfer import Layout
+from jax_attn.transfer.kinds.held import as_call, as_module, why_no_port
 
-EXPECTED = "expected (torch module, NNX module, inputs[, layout[, (reference_call, port_call)]])"
+EXPECTED = "expected (torch module, port, inputs[, layout[, (reference_call, port_call)]])"
 
 
 def made(named: str | Pair, lengths: tuple[int, ...] = ()) -> Pair:
@@ -65,8 +65,10 @@ def pair_of(where: str, result: Any, problems: Sequence[str] = ()) -> Pair:
         raise PairError(f"{where}: {EXPECTED}, got {got}")
     if problems := [*_problems(*result), *problems]:
         raise PairError("\n".join([f"{where}: {EXPECTED}", *(f"  {text}" for text in problems)]))
-    pair = Pair(*result)
-    return pair._replace(calls=pair.calls or (None, None))
+    reference, port, *rest = result
+    pair = Pair(reference, as_module(port), *rest)
+    call_reference, call_port = pair.calls or (None, None)
+    return pair._replace(calls=(call_reference, as_call(port, call_port)))
 
 
 def _imported(place: str) -> ModuleType:
@@ -119,11 +121,12 @@ def _problems(
 ) -> Iterator[str]:
     for name, value, kind, expected in (
         ("reference", reference, torch.nn.Module, "a torch.nn.Module"),
-        ("port", port, nnx.Module, "a flax.nnx.Module"),
         ("layout", layout, Layout | None, "a Layout or None"),
     ):
         if not isinstance(value, kind):
             yield f"{name}: expected {expected}, got {type(value).__name__}"
+    if why := why_no_port(port):
+        yield f"port: {why}"
     if isinstance(inputs, tuple | Mapping):
         arrays: Any = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
         for which, a in arrays:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from flax import nnx
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.prepared import Prepared
@@ -25,9 +24,8 @@ from jax_attn.parity.run.placement import type_problems as type_problems_of_mesh
 from jax_attn.parity.run.port import x64_is_on
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
+from jax_attn.transfer.kinds.held import why_no_port
 from jax_attn.transfer.table.layout import LAYOUT_HINT
-
-_MODULES: dict[type, str] = {torch.nn.Module: "a torch.nn.Module", nnx.Module: "an nnx.Module"}
 
 
 def validate(
@@ -65,20 +63,25 @@ def validate(
 
 def type_problems(*sides: Any) -> list[str]:
     """Return a line for each of a reference, a port and a layout, in this order, of wrong type."""
-    kinds = {"reference": torch.nn.Module, "port": nnx.Module, "layout": Layout}
-    names = {**_MODULES, Layout: "a Layout"}
-    hints: dict[type, str] = {Layout: f"; {LAYOUT_HINT}"}
+    whys = {"reference": _why_no_reference, "port": why_no_port, "layout": _why_no_layout}
     return [
-        f"{name}: expected {names[kind]}, got {_of_type(value)}{hints.get(kind, '')}"
-        for (name, kind), value in zip(kinds.items(), sides, strict=False)
-        if not isinstance(value, kind)
+        f"{name}: {text}"
+        for (name, why), value in zip(whys.items(), sides, strict=False)
+        if (text := why(value))
     ]
 
 
-def _of_type(value: Any) -> str:
-    """Return the name of a value's type and, if it is a module, its framework."""
-    which = next((f", {name}" for kind, name in _MODULES.items() if isinstance(value, kind)), "")
-    return f"{type(value).__name__}{which}"
+def _why_no_reference(value: Any) -> str:
+    if isinstance(value, torch.nn.Module):
+        return ""
+    which = "" if why_no_port(value) else ", which is a port"
+    return f"expected a torch.nn.Module, got {type(value).__name__}{which}"
+
+
+def _why_no_layout(value: Any) -> str:
+    if isinstance(value, Layout):
+        return ""
+    return f"expected a Layout, got {type(value).__name__}; {LAYOUT_HINT}"
 
 
 def call_problems(calls: Mapping[str, Any]) -> list[str]:

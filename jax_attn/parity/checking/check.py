@@ -1,4 +1,4 @@
-"""Check a port against its reference, for any torch module and any NNX module.
+"""Check a port against its reference, for any torch module and a port of any kind.
 
 The steps follow one another: prepare the reference's side, compare the weights, let probes say what
 the inputs could not reveal, run the port and judge it.
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_attn.parity.checking.arguments import (
@@ -38,6 +37,7 @@ from jax_attn.parity.run.placement import MeshPlacement
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
+from jax_attn.transfer.kinds.held import as_call, as_module
 
 if TYPE_CHECKING:
     from jax_attn.parity.explaining.explanation import Explanation
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 def check(
     reference: torch.nn.Module,
-    port: nnx.Module,
+    port: Any,
     inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray],
     *,
     layout: Layout | None = None,
@@ -75,8 +75,10 @@ def check(
 
     Args:
       reference: the torch module, with its weights in place and in `dtype`. A copy is run.
-      port: the NNX module, with its weights in place and in `dtype`. The check loads no weights,
-        since that would hide a bad transfer.
+      port: the NNX module, with its weights in place and in `dtype`; or a port of another kind: an
+        Equinox module or (module, state), a Linen (module, variables), a built Keras model on the
+        JAX backend, or `parity.function(apply, parameters)`. The check loads no weights, since that
+        would hide a bad transfer.
       inputs: NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict).
         Floating-point arrays are rounded to `dtype`.
       layout: the transfer table between the two modules. With it, the weights are compared first,
@@ -85,7 +87,9 @@ def check(
       reference_call: `(module, *args, **inputs) -> array | {name: array}`, if the reference is not
         called as `module(*args, **inputs)`. Use it to adapt masks, the order of axes, static
         arguments and several outputs. Two threads may call it at once, each with its own module.
-      port_call: the same for the port.
+      port_call: the same for the port. It receives the port as it was handed in, except that it
+        receives a Linen module bound to its variables. An Equinox port with state returns
+        (outputs, state).
       dtype: the dtype of both modules.
       gradients: whether to compare the gradients of the floating-point inputs and, with a layout,
         of the parameters, against one seeded cotangent for each output.
@@ -122,6 +126,7 @@ def check(
     flags = {"gradients": gradients, "strict": strict}
     calls = {"reference_call": reference_call, "port_call": port_call}
     validate(reference, port, layout, dtype, transforms, seed, flags, calls, (mesh, specs))
+    port, port_call = as_module(port), as_call(port, port_call)
     both_given = Inputs.of(inputs, float_dtype(dtype))
     if problems := narrowed_problems(both_given):
         raise TypeError("\n".join(problems))
@@ -145,7 +150,7 @@ def check(
 
 def explain(
     reference: torch.nn.Module,
-    port: nnx.Module,
+    port: Any,
     inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray],
     **options: Any,
 ) -> "Explanation":

@@ -13,7 +13,7 @@ from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, plan
-from jax_attn.transfer.nnx.load import carried
+from jax_attn.transfer.nnx.variables import carried
 from jax_attn.transfer.table.resolve import unused
 from jax_attn.transfer.table.rows import regex
 

@@ -13,8 +13,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jax_attn.attention import meshes
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.transfer import flatten
-from jax_attn.transfer.nnx.load import spelled
 from jax_attn.transfer.nnx.placement import by_pattern
+from jax_attn.transfer.nnx.variables import spelled
 
 Specs = Mapping[str, PartitionSpec]
 """The name of an input, or a pattern of parameters' dotted paths → its PartitionSpec."""

@@ -25,7 +25,7 @@ from jax_attn.parity.run.transforms import (
     forward_and_gradients,
 )
 from jax_attn.transfer import flatten
-from jax_attn.transfer.nnx.load import spelled
+from jax_attn.transfer.nnx.variables import spelled
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from jax_attn.selfcheck.matrix.mesh_rows import DATA, HEADS, MeshCase
 from jax_attn.selfcheck.matrix.preparation import Preparation
 from jax_attn.selfcheck.matrix.run_rows import Doubts, judge_case, refusal
 from jax_attn.transfer import flatten
-from jax_attn.transfer.nnx.load import spelled
+from jax_attn.transfer.nnx.variables import spelled
 
 _BY_HEAD = ("allowed", "bias", "keep")
 """Masks that may have an axis of heads, (B, N or 1, T, S). The first axis of every input is B."""

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from jax_attn.training.optimizers import terms
 from jax_attn.transfer import Layout, Problem, TransferError, flatten
@@ -79,7 +78,7 @@ def optax_like(
     clip_value: float | None = None,
     accumulate: int = 1,
     accumulated: str = "sum",
-    port: nnx.Module | nnx.State | None = None,
+    port: Any = None,
     layout: Layout | None = None,
     names: Names | None = None,
 ) -> optax.GradientTransformation:
@@ -96,7 +95,7 @@ def optax_like(
       accumulate: the number of gradients in one update.
       accumulated: how gradients accumulate: "sum", as in torch's `.grad` after several calls of
         `backward()`, or "mean".
-      port: the NNX module. It is needed with `layout` and `names` if the optimizer has several
+      port: a port of any kind. It is needed with `layout` and `names` if the optimizer has several
         param_groups, or a single one that lacks some parameters. Each Flax path then gets the
         options of its group; a path in no group is not updated.
       layout: the transfer table of the weights.

@@ -1,11 +1,11 @@
-"""Loading and exporting NNX modules through tables, and plans of what a load would do."""
+"""Loading and exporting ports through tables, and plans of what a load would do."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -14,79 +14,23 @@ from flax import nnx
 from jax_attn.transfer.arrays import Spec, Tensors, describe, expect_mapping, read, specs
 from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.port_folder import read_again, side_of
+from jax_attn.transfer.kinds.held import HeldPort, rebuilt
 from jax_attn.transfer.nnx.placement import bytes_per_device, place, unplaceable
+from jax_attn.transfer.nnx.variables import (
+    Weights,
+    carried,
+    flatten,
+    state_of,
+    values_of,
+    variables,
+)
 from jax_attn.transfer.problems import Problem, TransferError, listed, printable
 from jax_attn.transfer.table.layout import LAYOUT_HINT, Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.reasons import problems_of, put_there
 from jax_attn.transfer.table.resolve import Leftovers, Move, passed, resolve, unused
-from jax_attn.transfer.table.rows import Row, regex, row
+from jax_attn.transfer.table.rows import Row, row
 from jax_attn.transfer.table.steps import Shape
-
-
-def flatten(module: nnx.Pytree | nnx.State) -> dict[str, Any]:
-    """Return the arrays of every nnx.Param, by dotted path such as "layers.0.q_proj.kernel".
-
-    Args:
-      module: an nnx.Module, or an nnx.State as returned by `nnx.state` or `nnx.grad`.
-
-    Returns:
-      A dict of the arrays that the module holds, JAX or NumPy, not copied. An array that two parts
-      of a module share has one path, as in its state.
-
-    Raises:
-      ValueError: two parameters have the same dotted path.
-    """
-    return _arrays(_variables(module))
-
-
-def carried(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, Any]:
-    """Return `flatten`, and the arrays of every other nnx.Variable that a row of `layout` names.
-
-    For example, a row may name an nnx.BatchStat: `row("bn.running_mean", "bn.mean")`. Variables
-    without a row are not carried, whereas every nnx.Param must be.
-    """
-    return _arrays(_variables(module, layout))
-
-
-_Variables = dict[str, tuple[tuple[Any, ...], Any]]
-"""Dotted path -> path in the state, and the variable there; in a pure state, the array."""
-
-
-def _variables(module: nnx.Pytree | nnx.State, layout: Layout | None = None) -> _Variables:
-    """Return every nnx.Param, and the other variables that `layout` names."""
-    if not isinstance(module, nnx.Pytree | nnx.State):
-        kind = type(module).__name__
-        raise TypeError(f"module: expected an nnx.Module or an nnx.State, got {kind}")
-    named = [regex(pattern) for pattern in layout.flax_paths()] if layout else []
-    state = module if isinstance(module, nnx.State) else nnx.state(module)
-    variables: _Variables = {}
-    for path, leaf in nnx.to_flat_state(state):
-        dotted = spelled(path)
-        if not isinstance(leaf, nnx.Variable):
-            takes = state is module
-        else:
-            takes = isinstance(leaf, nnx.Param) or any(
-                pattern.fullmatch(dotted) for pattern in named
-            )
-        if not takes:
-            continue
-        if dotted in variables:
-            raise ValueError(f"module: two parameters have the path {dotted!r}")
-        variables[dotted] = path, leaf
-    return variables
-
-
-def _arrays(variables: _Variables) -> dict[str, Any]:
-    return {
-        dotted: leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
-        for dotted, (_, leaf) in variables.items()
-    }
-
-
-def spelled(path: tuple[Any, ...]) -> str:
-    """Return the path with dots between its parts."""
-    return ".".join(map(str, path))
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +40,7 @@ class Plan:
     Attributes:
       moves: the rows that carry something.
       keys: the shape and dtype of every torch tensor, by key.
-      paths: the shape and dtype of every nnx.Param, by dotted path.
+      paths: the shape and dtype of every parameter, by dotted path.
       problems: every reason why `load` would raise an error.
       passed_over: torch keys that are not carried, and why.
       unused: rows that match nothing on either side, such as one with a spelling mistake in both.
@@ -127,11 +71,11 @@ class Plan:
         return f"<Plan: {len(self.moves)} rows, {len(self.problems)} problems>"
 
 
-def plan(module: nnx.Pytree | nnx.State, tensors: Tensors, layout: Layout) -> Plan:
+def plan(module: Weights, tensors: Tensors, layout: Layout) -> Plan:
     """Plan what `load` would do, without doing it.
 
     Args:
-      module: an nnx.Module; an abstract one, from `nnx.eval_shape`, is enough.
+      module: as for `load`; an abstract one, from `nnx.eval_shape` or `jax.eval_shape`, is enough.
       tensors: a mapping of torch keys to NumPy, JAX or torch tensors. Only shapes and dtypes are
         read, and the values of keys that the layout ties to others, to check that they are equal.
       layout: the transfer table.
@@ -162,7 +106,7 @@ def _planned(arrays: Mapping[str, Any], tensors: Tensors, layout: Layout) -> Pla
     problems += [problem for problem in misfits if problem.name not in reported]
     problems += _narrowed(paths) + unplaceable(arrays)
     if not paths and not problems:
-        problems.append(Problem("missing", "module", "expected at least one nnx.Param, got none"))
+        problems.append(Problem("missing", "module", "expected at least one parameter, got none"))
     return Plan(
         *(moves, keys, paths, problems, passed(layout.passed_over, keys)),
         unused(layout.groups, keys, paths),
@@ -206,21 +150,32 @@ def check_layout(layout: Any) -> None:
         raise TypeError(f"layout: expected a Layout, got {kind}; {LAYOUT_HINT}")
 
 
-def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
-    """Write torch tensors into an NNX module through a table: every nnx.Param, or nothing.
+@overload
+def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan: ...
+
+
+@overload
+def load(module: Weights, tensors: Tensors, layout: Layout) -> Any: ...
+
+
+def load(module: Weights, tensors: Tensors, layout: Layout) -> Any:
+    """Write torch tensors into a port's weights through a table: every parameter, or nothing.
 
     The arrays are bit-identical copies of `tensors`, each with the sharding and device of the array
     that it replaces. From a checkpoint, one tensor is read at a time, and each device receives its
     part of it. An abstract module, from `nnx.eval_shape`, becomes a real one. A row may also name
-    another nnx.Variable, such as the mean of an nnx.BatchNorm.
+    other state, such as the mean of a batch norm.
 
     Args:
-      module: the nnx.Module to write into.
+      module: the nnx.Module to write into; a port of another kind, as `parity.check` takes them; or
+        a tree of arrays, a mapping.
       tensors: a mapping of torch keys to NumPy, JAX or torch tensors.
       layout: the transfer table.
 
     Returns:
-      The `Plan` that was carried out.
+      For an nnx.Module, which is written into, the `Plan` that was carried out. Otherwise a new
+      object of the kind that was handed in, with the new arrays; a Keras model is written into and
+      returned.
 
     Raises:
       TransferError: every problem of the plan. The module is then unchanged.
@@ -228,9 +183,10 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
     if isinstance(module, nnx.State):
         raise TypeError("module: expected an nnx.Module to write into, got an nnx.State")
     check_layout(layout)
-    variables = _variables(module, layout)
-    arrays = _arrays(variables)
-    planned = _planned(arrays, tensors, layout)
+    own = state_of(module)
+    found = variables(own, layout)
+    old = values_of(found)
+    planned = _planned(old, tensors, layout)
     if planned.problems:
         raise TransferError("load, nothing written", planned.problems)
     new: dict[str, jax.Array] = {}
@@ -238,13 +194,11 @@ def load(module: nnx.Module, tensors: Tensors, layout: Layout) -> Plan:
         # The tensors of one row are released before those of the next are read.
         sources = tuple(read(tensors, key) for key in move.row.keys)
         targets = move.carried("flax", sources, "load, nothing written")
-        new |= {p: place(a, arrays[p]) for p, a in zip(move.row.paths, targets, strict=True)}
+        new |= {p: place(a, old[p]) for p, a in zip(move.row.paths, targets, strict=True)}
         del sources, targets
-    replaced = [
-        (path, variable.replace(new[dotted])) for dotted, (path, variable) in variables.items()
-    ]
-    nnx.update(module, nnx.from_flat_state(replaced))
-    return planned
+    replaced = [(path, variable.replace(new[dotted])) for dotted, (path, variable) in found.items()]
+    nnx.update(own, nnx.from_flat_state(replaced))
+    return rebuilt(own) if isinstance(own, HeldPort) and own is not module else planned
 
 
 def load_flax(module: nnx.Module, folder: str | Path) -> Plan:
@@ -273,11 +227,11 @@ def load_flax(module: nnx.Module, folder: str | Path) -> Plan:
         return load(module, tensors, Layout(*(row(path, path) for path in flatten(module))))
 
 
-def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarray]:
-    """Read an NNX module as torch tensors, by torch key: the inverse of `load`.
+def export(module: Weights, layout: Layout) -> dict[str, np.ndarray]:
+    """Read a port's weights as torch tensors, by torch key: the inverse of `load`.
 
     Args:
-      module: the nnx.Module.
+      module: an nnx.Module, an nnx.State, a port of another kind, or a tree of arrays, a mapping.
       layout: the transfer table.
 
     Returns:
@@ -295,13 +249,13 @@ def export(module: nnx.Pytree | nnx.State, layout: Layout) -> dict[str, np.ndarr
 
 
 def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:
-    """Return shapes and dtypes by path, and a problem for each nnx.Param that holds no array."""
+    """Return shapes and dtypes by path, and a problem for each parameter that holds no array."""
     paths, problems = {}, []
     for path, array in arrays.items():
         if hasattr(array, "shape") and hasattr(array, "dtype"):
             paths[path] = describe(array)
         else:
-            text = f"expected the nnx.Param to hold an array, got {type(array).__name__}"
+            text = f"expected the parameter to hold an array, got {type(array).__name__}"
             problems.append(Problem("unreadable", path, text))
     return paths, problems
 

@@ -7,8 +7,10 @@ from typing import Any
 from flax import nnx
 
 from jax_attn.transfer.arrays import Tensors
-from jax_attn.transfer.nnx.load import flatten, spelled
+from jax_attn.transfer.kinds.held import HeldPort, port_of
+from jax_attn.transfer.nnx.variables import Weights, flatten, spelled, state_of
 from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.proposal.by_shape import forced
 from jax_attn.transfer.proposal.folding import (
     LayerItem,
     folded,
@@ -23,7 +25,7 @@ from jax_attn.transfer.proposal.matching import (
     settled_pairs,
     torch_modules,
 )
-from jax_attn.transfer.proposal.undecided import Undecided, decided, undecided
+from jax_attn.transfer.proposal.undecided import Undecided, decided, is_certain, undecided
 from jax_attn.transfer.table import as_code
 from jax_attn.transfer.table.layout import Layout
 from jax_attn.transfer.table.rows import Ignored, Row, bindings, row, tied
@@ -38,12 +40,22 @@ _TORCH_KINDS = {
     ("torch", "Embedding"): "embedding",
     ("torch", "MultiheadAttention"): "attention",
     ("transformers", "Conv1D"): "conv1d",
+    ("torch", "Conv1d"): "conv",
+    ("torch", "Conv2d"): "conv",
+    ("torch", "Conv3d"): "conv",
 }
 _FLAX_KINDS = {
     ("flax", "Linear"): "linear",
     ("flax", "LinearGeneral"): "linear",
     ("jax_attn", "Projection"): "linear",
     ("flax", "Embed"): "embedding",
+    ("flax", "Conv"): "conv",
+    ("keras", "Dense"): "linear",
+    ("keras", "Embedding"): "embedding",
+    ("keras", "BaseConv"): "conv",
+    ("equinox", "Linear"): "linear as torch",
+    ("equinox", "Embedding"): "embedding",
+    ("equinox", "Conv"): "conv as torch",
 }
 
 
@@ -76,20 +88,23 @@ class Proposal:
     __repr__ = __str__
 
 
-def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
-    """Propose the table that carries a torch module's tensors to an NNX module. It never guesses.
+def infer(torch_module: Any, nnx_module: Weights) -> Proposal:
+    """Propose the table that carries a torch module's tensors to a port. It never guesses.
 
     A row is decided if the names pair two modules, no other pair has names as close, all numbers
-    agree, and only one order of the axes fits the shapes and types. The shape of a square matrix
-    decides nothing: the types of the modules decide (Linear, Conv1D, Embedding), and in a mapping
-    the row stays open. A packed query, key and value stays open, except in
-    torch.nn.MultiheadAttention. Rows with heads assume that N·H is N consecutive heads of H
-    features.
+    agree, and only one order of the axes fits the shapes and types. If all that names leave open
+    can be paired, parameters that only each other fit are paired by their shapes. The shape of a
+    square matrix decides nothing, nor that of a convolution with axes of one size: the types of the
+    modules decide (Linear, Conv1D, Embedding, Conv), in torch, NNX, Equinox and Keras; without
+    types, as in a mapping, a tree or a Linen port, the row stays open. A packed query, key and
+    value stays open, except in torch.nn.MultiheadAttention. Rows with heads assume that N·H is N
+    consecutive heads of H features.
 
     Args:
       torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, or a
         checkpoint, of which only the header is read.
-      nnx_module: an nnx.Module; an abstract one, from `nnx.eval_shape`, is enough.
+      nnx_module: an nnx.Module, a port of another kind as `parity.check` takes them, or a tree of
+        arrays, a mapping. An abstract one, from `nnx.eval_shape` or `jax.eval_shape`, is enough.
 
     Returns:
       A `Proposal`; `print` it.
@@ -108,6 +123,18 @@ def infer(torch_module: Any, nnx_module: nnx.Pytree | nnx.State) -> Proposal:
     rows = decided(pair for pair in settled if pair not in odd)
     ties = _ties(same, rows)
     done = {key for r, _ in rows for key in r.keys} | {item.key for item in ties}
+    written = {path for r, _ in rows for path in r.paths}
+    by_shape = [
+        Row(fit.source.names, fit.target.names, fit.steps[0])
+        for fit in forced(torch, flax, done, written, is_certain)
+    ]
+    rows += [LayerItem(r, r) for r in by_shape]
+    done |= {r.keys[0] for r in by_shape}
+    granted += tuple(
+        f"{as_code.quoted(r.keys[0])} is {as_code.quoted(r.paths[0])}, which "
+        "their shapes alone decide"
+        for r in by_shape
+    )
     open_keys = undecided(torch, plain_keys, pairs, settled, odd, rows, done)
     open_keys += [Undecided(k, keys[k], _BRACES, ()) for k in keys if k not in plain_keys]
     table = folded_rows(rows, plain_keys, plain_paths)
@@ -135,13 +162,16 @@ def _torch_side(module: Any) -> tuple[dict[str, Shape], dict[str, str], list[lis
     return _shapes("torch_module", module.state_dict()), kinds, same
 
 
-def _flax_side(
-    module: nnx.Pytree | nnx.State,
-) -> tuple[dict[str, Shape], dict[str, str], tuple[str, ...]]:
+def _flax_side(module: Weights) -> tuple[dict[str, Shape], dict[str, str], tuple[str, ...]]:
     """Return shapes by path, kinds by module, and the assumptions."""
-    shapes = _shapes("nnx_module", flatten(module))
-    modules = list(nnx.iter_modules(module)) if isinstance(module, nnx.Module) else []
-    kinds = {spelled(path): _kind(inner, _FLAX_KINDS) for path, inner in modules}
+    own = state_of(module)
+    shapes = _shapes("nnx_module", flatten(own))
+    modules: list[tuple[str, Any]] = []
+    if isinstance(own, HeldPort):
+        modules = list(port_of(own).modules())
+    elif isinstance(own, nnx.Module):
+        modules = [(spelled(path), inner) for path, inner in nnx.iter_modules(own)]
+    kinds = {path: _kind(inner, _FLAX_KINDS) for path, inner in modules}
     turns = any(getattr(inner, "rotary", None) is not None for _, inner in modules)
     return shapes, kinds, (_same_pairs(shapes),) if turns else ()
 

@@ -15,10 +15,12 @@ import numpy as np
 from jax_attn.transfer.proposal.naming import Bond, ModuleName, Number, bond, read
 from jax_attn.transfer.proposal.naming import aligned as alignments
 from jax_attn.transfer.table.rows import Row
+from jax_attn.transfer.table.stacks import conv_bias, linears
 from jax_attn.transfer.table.steps import (
     Shape,
     Shapes,
     Step,
+    conv,
     grouped,
     heads,
     heads_in,
@@ -85,19 +87,26 @@ _OWN = {
     for leaf in ("weight", "bias")
 }
 _LEAVES = {
-    "weight": ("kernel", "scale", "embedding", "weight"),
-    "gamma": ("scale", "weight"),
-    "bias": ("bias",),
-    "beta": ("bias",),
+    "weight": ("kernel", "scale", "embedding", "weight", "gamma", "embeddings", "w"),
+    "gamma": ("scale", "weight", "gamma"),
+    "bias": ("bias", "beta", "b"),
+    "beta": ("bias", "beta", "b"),
     "": ("", "kernel", "scale", "embedding"),
 }
-_FLAX_LEAVES = ("kernel", "scale", "embedding", "weight", "bias")
+_FLAX_LEAVES = tuple(dict.fromkeys(name for names in _LEAVES.values() for name in names if name))
+_BIASES = ("bias", "beta", "b")
+_SHORT = {"w", "b"}
+"""Names of a weight and a bias that are read so only if both are there."""
 _PACKED_PARTS = (("q", "k", "v"), ("k", "v"))
 
-_OTHER: tuple[Steps, ...] = ((), (linear,), (squeezed, heads))
+_OTHER: tuple[Steps, ...] = ((), (linear,), (squeezed, heads), (conv,), (linears,), (conv_bias,))
 _SEQUENCES: dict[tuple[str, bool], tuple[Steps, ...]] = {  # (Flax parameter, packed) -> ways
-    ("kernel", False): ((linear,), (linear, heads), (linear, heads_in), (), (heads,), (heads_in,)),
-    ("bias", False): ((), (heads,)),
+    ("kernel", False): (
+        *((linear,), (linear, heads), (linear, heads_in), (), (heads,), (heads_in,)),
+        *((conv,), (linears,)),
+    ),
+    ("bias", False): ((), (conv_bias,), (heads,)),
+    ("weight", True): ((packed,),),
     ("kernel", True): (
         (packed, linear, heads),
         (grouped, inward),
@@ -115,6 +124,14 @@ _TURNED = {
     ("attention", "linear"): True,
     ("conv1d", "linear"): False,
     ("embedding", "embedding"): False,
+    ("linear", "linear as torch"): False,
+    ("attention", "linear as torch"): False,
+    ("conv1d", "linear as torch"): True,
+}
+# (torch type, Flax type) -> the only steps of their kernels.
+KNOWN_STEPS: dict[tuple[str, str], Steps] = {
+    ("conv", "conv"): (conv,),
+    ("conv", "conv as torch"): (),
 }
 
 
@@ -141,9 +158,13 @@ def torch_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list
 def flax_modules(shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> list[TensorModule]:
     """Group Flax paths by module; add attention's query, key and value as one packed module."""
     leaves_of: dict[tuple[str, ...], dict[str, Leaf]] = defaultdict(dict)
+    siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for *parents, last in (path.split(".") for path in shapes):
+        siblings[*parents,].add(last)
     for path, shape in shapes.items():
         *parents, last = path.split(".")
-        module, leaf = (tuple(parents), last) if last in _FLAX_LEAVES else ((*parents, last), "")
+        is_leaf = last in _FLAX_LEAVES and (last not in _SHORT or siblings[*parents,] >= _SHORT)
+        module, leaf = (tuple(parents), last) if is_leaf else ((*parents, last), "")
         leaves_of[module][leaf] = Leaf((path,), (shape,))
     packs = _packs(leaves_of)
     names = read([*leaves_of, *packs])
@@ -235,7 +256,7 @@ def _fits(t: TensorModule, f: TensorModule) -> tuple[Fit, ...]:
         role = next((name for name in _LEAVES[leaf] if name in f.leaves), None)
         if role is None:
             continue
-        steps = _sequences(source, f.leaves[role], role, _TURNED.get((t.kind, f.kind)))
+        steps = _sequences(source, f.leaves[role], role, (t.kind, f.kind))
         if not steps:
             return ()
         fits.append(Fit(source, f.leaves[role], steps))
@@ -243,12 +264,28 @@ def _fits(t: TensorModule, f: TensorModule) -> tuple[Fit, ...]:
     return () if only_a_bias else tuple(fits)
 
 
-def _sequences(source: Leaf, target: Leaf, leaf: str, turned: bool | None) -> tuple[Steps, ...]:
-    """Return the step sequences that these shapes allow, one for each effect."""
+def fit_of(t: TensorModule, source: Leaf, f: TensorModule, target: Leaf) -> Fit | None:
+    """Return the fit of two parameters, whatever their names; None if no steps fit."""
+    role = next(role for role, leaf in f.leaves.items() if leaf is target)
+    is_bias = source is t.leaves.get("bias")
+    if is_bias != (role in _BIASES) and "" not in (role, *t.leaves):
+        return None
+    steps = _sequences(source, target, role, (t.kind, f.kind))
+    return Fit(source, target, steps) if steps else None
+
+
+def _sequences(source: Leaf, target: Leaf, leaf: str, kinds: tuple[str, str]) -> tuple[Steps, ...]:
+    """Return the step sequences that these shapes allow, one for each effect.
+
+    kinds: the types of the torch module and of the Flax module.
+    """
+    is_bias = leaf in _BIASES
+    turned, known = (None, None) if is_bias else (_TURNED.get(kinds), KNOWN_STEPS.get(kinds))
     fitting = [
         steps
-        for steps in _SEQUENCES.get((leaf, len(target.names) > 1), _OTHER)
-        if (turned is None or leaf == "bias" or turns(steps) == turned)
+        for steps in _SEQUENCES.get(("bias" if is_bias else leaf, len(target.names) > 1), _OTHER)
+        if (turned is None or turns(steps) == turned)
+        and (known is None or steps == known)
         and Row(source.names, target.names, steps).fits(target.shapes) == source.shapes
     ]
     if len(fitting) < 2 or len(target.names) > 1:
@@ -259,7 +296,7 @@ def _sequences(source: Leaf, target: Leaf, leaf: str, turned: bool | None) -> tu
 
 def turns(steps: Steps) -> bool:
     """Return whether (out, in) becomes (in, out): `inward` moves outputs back, as `linear` does."""
-    return sum(step in (linear, inward) for step in steps) % 2 == 1
+    return sum(step in (linear, linears, inward) for step in steps) % 2 == 1
 
 
 def _effect(source: Leaf, target: Leaf, steps: Steps) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ def read(dotted: Iterable[Sequence[str]]) -> list[ModuleName]:
 def bond(torch: ModuleName, flax: ModuleName) -> Bond | None:
     """Return the bond of two names, or None if they contradict each other."""
     ways = aligned(torch.numbers, flax.numbers)
-    if not ways or torch.layered != flax.layered or _contradict(torch, flax):
+    if not ways or torch.layered != flax.layered or contradict(torch, flax):
         return None
     elsewhere = (torch.context ^ flax.context) - _loose(torch.role | flax.role)
     if len(ways) > 1 or elsewhere:
@@ -268,7 +268,7 @@ def _loose(role: Words) -> Words:
     return frozenset().union({"self"}, *(words for kind, words in _IMPLIED if role & kind))
 
 
-def _contradict(a: ModuleName, b: ModuleName) -> bool:
+def contradict(a: ModuleName, b: ModuleName) -> bool:
     """Return whether the names have different words of one set of exclusive words."""
     return any(_apart(group, _where(a), _where(b)) for group in _PLACES) or any(
         _apart(group, a.role, b.role) for group in _ROLES

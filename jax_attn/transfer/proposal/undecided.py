@@ -5,10 +5,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jax_attn.transfer.proposal.folding import LayerItem, folded, pattern_of, rows_of
-from jax_attn.transfer.proposal.matching import Fit, ModulePair, Steps, TensorModule, turns
+from jax_attn.transfer.proposal.matching import (
+    KNOWN_STEPS,
+    Fit,
+    ModulePair,
+    Steps,
+    TensorModule,
+    turns,
+)
 from jax_attn.transfer.proposal.naming import Bond
 from jax_attn.transfer.table.rows import Row, bindings
-from jax_attn.transfer.table.steps import Shape, grouped, packed
+from jax_attn.transfer.table.steps import Shape, conv, grouped, packed
 
 _PACKED = "packed query, key, value; shapes do not determine their order"
 _SQUARE = "square; neither its shape nor a type determines whether it is transposed"
@@ -38,6 +45,11 @@ class Undecided:
     shape: Shape
     why: str
     candidates: tuple[Candidate, ...]
+
+
+def is_certain(torch: TensorModule, flax: TensorModule, fit: Fit) -> bool:
+    """Return whether shapes and types leave one way to carry a parameter."""
+    return not _doubt(ModulePair(torch, flax, Bond.NONE, (fit,)), fit)
 
 
 def decided(pairs: Iterable[ModulePair]) -> list[LayerItem[Row]]:
@@ -109,7 +121,8 @@ def _doubt(pair: ModulePair, fit: Fit) -> str:
     sizes = [n for n in shape if n > 1]
     if pair.flax.packs and pair.torch.kind != "attention":
         return _PACKED
-    if len(shape) > 2 and len(set(sizes)) < len(sizes):
+    is_known = (pair.torch.kind, pair.flax.kind) in KNOWN_STEPS
+    if len(shape) > 2 and len(set(sizes)) < len(sizes) and not is_known:
         return _AXES
     return "" if len(_ways(pair, fit)) == 1 else _SQUARE
 
@@ -125,6 +138,8 @@ def _how(steps: Steps, fit: Fit) -> str:
         return "query, key, value in sequence"
     if grouped in steps:
         return "head by head"
+    if conv in steps:
+        return "as a convolution's"
     if len(fit.source.shapes[0]) < 2:
         return "the shape fits"
     return "transposed" if turns(steps) else "not transposed"

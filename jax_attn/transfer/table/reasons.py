@@ -144,7 +144,7 @@ def _unexpected(left: Leftovers) -> list[Problem]:
 
 def _unwritten(left: Leftovers) -> list[Problem]:
     """Report paths that no row writes."""
-    text = "expected every nnx.Param to be written, but no row writes this one, "
+    text = "expected every parameter to be written, but no row writes this one, "
     texts = [(path, f"{text}{list(shape)}") for path, shape in left.strays[1].items()]
     homeless = sorted(left.claimed[1] - left.sides.paths.keys())
     return _hinted("unwritten", texts, lambda path: nearest(path, homeless))

@@ -175,7 +175,7 @@ WRONG = {
     "raises": ('raise KeyError("no such weight")', "KeyError: 'no such weight'"),
     "leaves": ("raise SystemExit(3)", "mine.py:leaves raises"),
     "fails_when_called": ("in failing", 'ValueError("the adapter\'s own")'),
-    "other": ("expected (torch module, NNX module, inputs[, layout", "got 2 values"),
+    "other": ("expected (torch module, port, inputs[, layout", "got 2 values"),
     "wrong_kinds": (
         "reference: expected a torch.nn.Module, got str",
         "inputs['x']: expected a NumPy array, got list",

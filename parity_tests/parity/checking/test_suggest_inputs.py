@@ -405,7 +405,7 @@ def test_positions_are_left_out_where_the_reference_computes_them_from_its_ids(s
 
 NOT_OF_THESE_TYPES = {
     "an array": (np.ones(3), {}, "reference: expected a torch.nn.Module, got ndarray"),
-    "an NNX module": (nnx.Module(), {}, "reference: .* got Module, an nnx.Module"),
+    "an NNX module": (nnx.Module(), {}, "reference: .* got Module, which is a port"),
     "a seed that is no integer": (ByHand(), {"seed": "a"}, "seed: expected an integer .*got 'a'"),
     "given in a list": (ByHand(), {"given": [1]}, "given: expected a dict of NumPy arrays"),
     "a number given": (ByHand(), {"given": {"x": 1}}, r"given\['x'\]: expected a NumPy array"),

@@ -230,7 +230,7 @@ WRONG_ARGUMENTS = {
         lambda: (model(), {}, FAMILIES["llama"]),
         r"layout: expected a Layout, got Family; .* transfer\.layout_for\(PATH\) returns that",
     ),
-    "no module": (lambda: (torch.nn.Linear(2, 3), {}, LINEAR), "expected an nnx.Module .* Linear"),
+    "no module": (lambda: (torch.nn.Linear(2, 3), {}, LINEAR), "expected an nnx.Module, .* Linear"),
     "a state": (lambda: (nnx.state(model()), {}, LINEAR), "module: expected an nnx.Module"),
 }
 

@@ -9,14 +9,17 @@ if TYPE_CHECKING:
     from jax_attn.parity.explaining.explanation import Explanation
     from jax_attn.parity.judge.compare import Verdict
     from jax_attn.parity.judge.result import ParityError, Result
+    from jax_attn.parity.pair.pair import Pair, TrainingPair
     from jax_attn.training.check_training import check_training
     from jax_attn.training.optimizers.optax_like import optax_like
     from jax_attn.transfer.kinds.function import function
 
 __all__ = [
     "Explanation",
+    "Pair",
     "ParityError",
     "Result",
+    "TrainingPair",
     "Verdict",
     "check",
     "check_training",
@@ -33,6 +36,8 @@ _HOMES = {
     "suggest_inputs": "jax_attn.parity.checking.suggestion.suggest_inputs",
     "check_training": "jax_attn.training.check_training",
     "optax_like": "jax_attn.training.optimizers.optax_like",
+    "Pair": "jax_attn.parity.pair.pair",
+    "TrainingPair": "jax_attn.parity.pair.pair",
     "Result": "jax_attn.parity.judge.result",
     "ParityError": "jax_attn.parity.judge.result",
     "Verdict": "jax_attn.parity.judge.compare",

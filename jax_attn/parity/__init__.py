@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from jax_attn.parity.checking.check import check, explain
     from jax_attn.parity.checking.suggestion.suggest_inputs import suggest_inputs
     from jax_attn.parity.explaining.explanation import Explanation
+    from jax_attn.parity.golden.golden import Golden, load_golden
+    from jax_attn.parity.golden.prepare import prepare
     from jax_attn.parity.judge.compare import Verdict
     from jax_attn.parity.judge.result import ParityError, Result
     from jax_attn.training.check_training import check_training
@@ -14,17 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Explanation",
+    "Golden",
     "ParityError",
     "Result",
     "Verdict",
     "check",
     "check_training",
     "explain",
+    "load_golden",
     "optax_like",
+    "prepare",
     "suggest_inputs",
 ]
 _HOMES = {
     "Explanation": "jax_attn.parity.explaining.explanation",
+    "Golden": "jax_attn.parity.golden.golden",
+    "load_golden": "jax_attn.parity.golden.golden",
+    "prepare": "jax_attn.parity.golden.prepare",
     "check": "jax_attn.parity.checking.check",
     "explain": "jax_attn.parity.checking.check",
     "suggest_inputs": "jax_attn.parity.checking.suggestion.suggest_inputs",

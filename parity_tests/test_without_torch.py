@@ -51,6 +51,7 @@ LOADS = {
 SLOW_LOADS = {
     **{f"import jax_attn.{module}": set() for module in JUDGING},
     "import jax_attn.parity.run.port": {"jax", "flax"},
+    "import jax_attn; jax_attn.parity.check, jax_attn.parity.load_golden": {"jax", "flax"},
     "import torch_ref": {"torch"},
     "import torch_ref, jax": {"torch", "jax"},
 }
@@ -101,7 +102,18 @@ def test_works_where_torch_cannot_be_imported(row):
 
 def test_torch_is_really_blocked_there():
     assert python(f"{BLOCK_TORCH}; import torch").returncode != 0
-    assert python(f"{BLOCK_TORCH}; import jax_attn; jax_attn.parity.check").returncode != 0
+    assert python(f"{BLOCK_TORCH}; import jax_attn; jax_attn.parity.prepare").returncode != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("begin", "passes"), [(BLOCK_TORCH, True), ("import torch", False)])
+def test_ports_are_judged_by_golden_references_where_there_is_no_torch(begin, passes):
+    """The tests of those that were written pass there; that this shows it, the second row shows."""
+    file = Path(__file__).parent / "parity" / "golden" / "test_written_golden.py"
+    options = ["-q", "-p", "no:cacheprovider", str(file)]
+    without = "assert sys.modules.get('torch') is None"
+    done = python(f"{begin}; import pytest; assert pytest.main({options}) == 0; {without}")
+    assert (done.returncode == 0) == passes, done.stdout + done.stderr
 
 
 def collected(tmp_path: Path, *imports: str) -> subprocess.CompletedProcess:

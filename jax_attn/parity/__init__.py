@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from jax_attn.parity.checking.check import check, explain
     from jax_attn.parity.checking.suggestion.suggest_inputs import suggest_inputs
     from jax_attn.parity.explaining.explanation import Explanation
+    from jax_attn.parity.golden.golden import Golden, load_golden
+    from jax_attn.parity.golden.prepare import prepare
     from jax_attn.parity.judge.compare import Verdict
     from jax_attn.parity.judge.result import ParityError, Result
     from jax_attn.parity.pair.pair import Pair, TrainingPair
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Explanation",
+    "Golden",
     "Pair",
     "ParityError",
     "Result",
@@ -25,11 +28,16 @@ __all__ = [
     "check_training",
     "explain",
     "function",
+    "load_golden",
     "optax_like",
+    "prepare",
     "suggest_inputs",
 ]
 _HOMES = {
     "Explanation": "jax_attn.parity.explaining.explanation",
+    "Golden": "jax_attn.parity.golden.golden",
+    "load_golden": "jax_attn.parity.golden.golden",
+    "prepare": "jax_attn.parity.golden.prepare",
     "check": "jax_attn.parity.checking.check",
     "explain": "jax_attn.parity.checking.check",
     "function": "jax_attn.transfer.kinds.function",

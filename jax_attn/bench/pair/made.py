@@ -52,8 +52,8 @@ def timed(where: str, pair: Pair, problems: Sequence[str] = ()) -> TimedPair:
 
 
 def _problems(pair: Pair) -> Iterator[str]:
-    layout = [] if pair.layout is None else [pair.layout]
-    yield from type_problems(pair.reference, pair.port, *layout)
+    sides = {"reference": pair.reference, "port": pair.port, "layout": pair.layout}
+    yield from type_problems(**{k: v for k, v in sides.items() if k != "layout" or v is not None})
     yield from call_problems({"reference_call": pair.reference_call, "port_call": pair.port_call})
     try:
         Inputs.of(pair.inputs, np.dtype(np.float64))  # what both sides receive is not changed

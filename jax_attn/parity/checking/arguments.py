@@ -1,78 +1,142 @@
 """Find every reason why arguments cannot be checked, or why a check of them is meaningless."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-import torch
 
 from jax_attn.dtypes import DTYPES
-from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
-from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float, named_outputs
-from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
 from jax_attn.parity.run.placement import type_problems as type_problems_of_mesh
-from jax_attn.parity.run.port import x64_is_on
-from jax_attn.parity.run.reference import Reference
+from jax_attn.parity.run.port import float_dtype, x64_is_on
 from jax_attn.transfer import Layout
+from jax_attn.transfer.arrays import describe, same_bits
 from jax_attn.transfer.kinds.held import why_no_port
 from jax_attn.transfer.table.layout import LAYOUT_HINT
 
+if TYPE_CHECKING:
+    import torch
 
-def validate(
-    reference: Any,
+    from jax_attn.parity.checking.prepared import Prepared
+    from jax_attn.parity.run.reference import Reference
+
+
+class Problems(NamedTuple):
+    """Reasons why arguments cannot be checked: wrong types, and wrong values of the right types."""
+
+    types: list[str]
+    values: list[str]
+
+
+def expect_none(*parts: Problems) -> None:
+    """Raise TypeError with every wrong type, or else ValueError with every wrong value."""
+    if types := [line for part in parts for line in part.types]:
+        raise TypeError("\n".join(types))
+    if values := [line for part in parts for line in part.values]:
+        raise ValueError("\n".join(values))
+
+
+def reference_problems(
+    reference: Any, dtype: Any, gradients: Any, seed: Any, reference_call: Any
+) -> Problems:
+    """Return why a reference cannot be prepared with these arguments."""
+    types = type_problems(reference=reference)
+    if isinstance(reference, str | os.PathLike):
+        types[0] += "; parity.load_golden reads a folder that Golden.save wrote"
+    types += flag_problems({"gradients": gradients})
+    types += call_problems({"reference_call": reference_call}) + seed_type_problems(seed)
+    return Problems(types, [] if types else seed_problems(seed) + dtype_problems(reference, dtype))
+
+
+def fixed_problems(
+    golden: ReferenceSide,
+    inputs: Any,
+    dtype: Any,
+    gradients: Any,
+    seed: Any,
+    reference_call: Any,
+    parameters: Any,
+) -> Problems:
+    """Return which arguments ask for something else than `golden`, where they are fixed.
+
+    None stands for an argument that is left out.
+    """
+    own = golden.answer("weights").parameters
+    names = None if parameters is None else chosen(own, parameters)
+    held = frozenset(own) if golden.parameters is None else golden.parameters
+    asked: dict[str, tuple[bool, str]] = {
+        "inputs": (
+            inputs is not None and not _are_same(inputs, golden),
+            "its own inputs, which differ from these",
+        ),
+        "dtype": (dtype not in (None, golden.dtype), f"{golden.dtype}, got {dtype!r}"),
+        "gradients": (
+            gradients not in (None, golden.gradients),
+            f"{golden.gradients}, got {gradients!r}",
+        ),
+        "seed": (seed not in (None, golden.seed), f"{golden.seed}, got {seed!r}"),
+        "reference_call": (reference_call is not None, f"its own, got {reference_call!r}"),
+        "parameters": (
+            names not in (None, held),
+            f"the {len(held)} that it was captured with, got {parameters!r}",
+        ),
+    }
+    values = [
+        f"{name}: expected none with a golden reference, or {held}; it is fixed when the reference "
+        "is captured: leave it out, or capture the reference again"
+        for name, (is_other, held) in asked.items()
+        if is_other
+    ]
+    return Problems([], values + _x64_problems(golden.dtype))
+
+
+def _are_same(inputs: Any, golden: ReferenceSide) -> bool:
+    given = Inputs.of(inputs, float_dtype(golden.dtype))
+    ours, theirs = (each.named(each.args, each.kwargs) for each in (given, golden.inputs))
+    same = ours.keys() == theirs.keys() and len(given.args) == len(golden.inputs.args)
+    return same and all(same_bits(a, theirs[name]) for name, a in ours.items())
+
+
+def port_problems(
     port: Any,
     layout: Any,
-    dtype: Any,
     transforms: Any,
-    seed: Any,
-    flags: Mapping[str, Any],
-    calls: Mapping[str, Any],
-    on_mesh: tuple[Any, Any] = (None, None),
-) -> None:
-    """Raise TypeError or ValueError with every reason why these arguments cannot be checked.
-
-    flags, calls: values by argument name. on_mesh: the mesh and the specs.
-    """
-    problems = type_problems(reference, port, *([] if layout is None else [layout]))
-    problems += type_problems_of_mesh(*on_mesh)
-    problems += [
-        f"{name}: expected True or False, got {value!r}"
-        for name, value in flags.items()
-        if not isinstance(value, bool | np.bool_)
-    ]
-    if problems := problems + call_problems(calls) + seed_type_problems(seed):
-        raise TypeError("\n".join(problems))
-    problems = seed_problems(seed)
+    strict: Any,
+    port_call: Any,
+    on_mesh: tuple[Any, Any],
+) -> Problems:
+    """Return why a port cannot be judged with these arguments. on_mesh: the mesh and the specs."""
+    types = type_problems(port=port, **({} if layout is None else {"layout": layout}))
+    types += [*type_problems_of_mesh(*on_mesh), *flag_problems({"strict": strict})]
+    types += call_problems({"port_call": port_call})
     is_list = isinstance(transforms, Sequence) and not isinstance(transforms, str)
     if not is_list or not transforms or any(name not in TRANSFORMS for name in transforms):
         known = ", ".join(TRANSFORMS)
-        problems.append(f"transforms: expected a tuple of some of {known}, got {transforms!r}")
-    if problems := problems + dtype_problems(reference, dtype):
-        raise ValueError("\n".join(problems))
+        text = f"transforms: expected a tuple of some of {known}, got {transforms!r}"
+        return Problems(types, [text])
+    return Problems(types, [])
 
 
-def type_problems(*sides: Any) -> list[str]:
-    """Return a line for each of a reference, a port and a layout, in this order, of wrong type."""
+def type_problems(**sides: Any) -> list[str]:
+    """Return a line for each of `reference`, `port` and `layout` that is of another type."""
     whys = {"reference": _why_no_reference, "port": why_no_port, "layout": _why_no_layout}
-    return [
-        f"{name}: {text}"
-        for (name, why), value in zip(whys.items(), sides, strict=False)
-        if (text := why(value))
-    ]
+    return [f"{name}: {why}" for name, value in sides.items() if (why := whys[name](value))]
 
 
 def _why_no_reference(value: Any) -> str:
-    if isinstance(value, torch.nn.Module):
+    torch = sys.modules.get("torch")  # if it is not imported, nobody holds a module of it
+    if torch is not None and isinstance(value, torch.nn.Module):
         return ""
     which = "" if why_no_port(value) else ", which is a port"
     return f"expected a torch.nn.Module, got {type(value).__name__}{which}"
@@ -82,6 +146,15 @@ def _why_no_layout(value: Any) -> str:
     if isinstance(value, Layout):
         return ""
     return f"expected a Layout, got {type(value).__name__}; {LAYOUT_HINT}"
+
+
+def flag_problems(flags: Mapping[str, Any]) -> list[str]:
+    """Return a line for each of the arguments that is not True or False."""
+    return [
+        f"{name}: expected True or False, got {value!r}"
+        for name, value in flags.items()
+        if not isinstance(value, bool | np.bool_)
+    ]
 
 
 def call_problems(calls: Mapping[str, Any]) -> list[str]:
@@ -102,26 +175,29 @@ def seed_problems(seed: int) -> list[str]:
     return [f"seed: expected an integer of 0 or more, got {seed}"] if seed < 0 else []
 
 
-def dtype_problems(reference: torch.nn.Module, dtype: Any) -> list[str]:
+def dtype_problems(reference: "torch.nn.Module", dtype: Any) -> list[str]:
     """Return why `dtype` cannot be checked: unknown, narrowed by JAX, or not the reference's."""
     if not isinstance(dtype, str) or dtype not in DTYPES:  # np.dtype("float32") equals its name
         return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
     problems = [
         f"reference parameter {name!r}: expected {dtype}, got {p.dtype}; convert the module first"
         for name, p in reference.named_parameters()
-        if p.is_floating_point() and p.dtype != TORCH_DTYPES[dtype]
+        if p.is_floating_point() and describe(p).dtype != dtype
     ]
-    if dtype == "float64" and not x64_is_on():
-        problems.insert(
-            0,
-            "dtype: float64 needs JAX's x64 mode, got x64 off, which silently narrows to float32; "
-            'call jax.config.update("jax_enable_x64", True) before the port is built',
-        )
-    return problems
+    return _x64_problems(dtype) + problems
 
 
-def chosen(module: torch.nn.Module, patterns: str | Sequence[str]) -> frozenset[str]:
-    """Return the names of the parameters that match any of the `fnmatch` patterns.
+def _x64_problems(dtype: str) -> list[str]:
+    if dtype != "float64" or x64_is_on():
+        return []
+    return [
+        "dtype: float64 needs JAX's x64 mode, got x64 off, which silently narrows to float32; "
+        'call jax.config.update("jax_enable_x64", True) before the port is built'
+    ]
+
+
+def chosen(names: Collection[str], patterns: str | Sequence[str]) -> frozenset[str]:
+    """Return the names of a reference's parameters that match any of the `fnmatch` patterns.
 
     Raises TypeError if the patterns are not strings, and ValueError naming each that matches none.
     """
@@ -130,7 +206,6 @@ def chosen(module: torch.nn.Module, patterns: str | Sequence[str]) -> frozenset[
     if not is_list or not listed or not all(isinstance(pattern, str) for pattern in listed):
         expected = "a pattern of parameter names or a tuple of such patterns"
         raise TypeError(f"parameters: expected {expected}, got {patterns!r}")
-    names = [name for name, _ in module.named_parameters()]
     problems = []
     for pattern in listed:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -172,7 +247,7 @@ def narrowed_problems(inputs: Inputs) -> list[str]:
     return problems
 
 
-def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
+def output_problems(reference: "Reference", outputs: Arrays) -> list[str]:
     """Return why outputs of a reference cannot be compared: complex, integer, or all empty."""
     problems = []
     if complex_ones := sorted(k for k, a in outputs.items() if a.dtype.kind == "c"):
@@ -198,7 +273,7 @@ def output_problems(reference: Reference, outputs: Arrays) -> list[str]:
     return problems
 
 
-def gradient_problems(prepared: Prepared, result: Result) -> list[str]:
+def gradient_problems(prepared: ReferenceSide, result: Result) -> list[str]:
     """Return why failing gradients cannot be compared: no output of the reference has a gradient.
 
     This is tested only if nothing but gradients fails, since it takes a forward pass. A port
@@ -207,21 +282,7 @@ def gradient_problems(prepared: Prepared, result: Result) -> list[str]:
     failed = {report.kind for report in result.tensors if report.verdict is Verdict.FAIL}
     if result.failures or not failed or any(not kind.startswith("gradient") for kind in failed):
         return []
-    return [] if prepared.fact(has_gradient) else [_NO_GRADIENT]
-
-
-def has_gradient(prepared: Prepared) -> bool:
-    """Return whether an output of the reference has a gradient."""
-    reference, have_gradients = prepared.reference, list[bool]()
-
-    def call(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
-        outputs = (reference.call or torch.nn.Module.__call__)(module, *args, **inputs)
-        named = named_outputs(outputs, torch.Tensor, "reference")
-        have_gradients.extend(x.requires_grad for x in named.values())
-        return outputs
-
-    reference.called(call).run(prepared.dtype, {})
-    return any(have_gradients)
+    return [] if prepared.has_gradient else [_NO_GRADIENT]
 
 
 _NO_GRADIENT = (
@@ -231,37 +292,7 @@ _NO_GRADIENT = (
 )
 
 
-@contextlib.contextmanager
-def ids_named(reference: Reference) -> Iterator[None]:
-    """Add to an index error of a run the integer inputs that lie outside of an embedding's rows.
-
-    They are searched only after an error, because it is unknown which input goes to which
-    embedding.
-    """
-    try:
-        yield
-    except RaisedError as error:
-        outside = list(_outside(reference)) if isinstance(error.__cause__, IndexError) else []
-        if not outside:
-            raise
-        raise RaisedError("; ".join([str(error), *outside])) from error.__cause__
-
-
-def _outside(reference: Reference) -> Iterator[str]:
-    inputs = reference.inputs
-    for label, a in inputs.named(inputs.args, inputs.kwargs).items():
-        if a.dtype.kind not in "iu" or not a.size:
-            continue
-        for name, table in reference.module.named_modules():
-            rows = table.num_embeddings if isinstance(table, torch.nn.Embedding) else 0
-            if rows and not 0 <= a.min() <= a.max() < rows:
-                yield (
-                    f"input {label!r} holds {a.min()} to {a.max()}, but the embedding {name!r} "
-                    f"has rows 0 to {rows - 1}"
-                )
-
-
-def input_doubts(prepared: Prepared) -> tuple[Finding, ...]:
+def input_doubts(prepared: "Prepared") -> tuple[Finding, ...]:
     """Return a doubt for each input or weight with NaN or infinity, which hide other numbers.
 
     An input that may be added to the scores as a mask may hold -inf.

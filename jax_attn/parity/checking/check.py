@@ -10,24 +10,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_attn.parity.checking.arguments import (
-    chosen,
+    expect_none,
+    fixed_problems,
     gradient_problems,
-    ids_named,
     narrowed_problems,
-    output_problems,
-    validate,
+    port_problems,
+    reference_problems,
 )
-from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.on_mesh import replicated, told
-from jax_attn.parity.checking.prepared import NARROW, Prepared
 from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
 from jax_attn.parity.checking.reference_errors import without_reference_errors
-from jax_attn.parity.judge.budget import RUNS
+from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
@@ -35,26 +33,32 @@ from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.placement import MeshPlacement
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
-from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import Layout
 from jax_attn.transfer.kinds.held import as_call, as_module
 
 if TYPE_CHECKING:
+    import torch
+
+    from jax_attn.parity.checking.prepared import Prepared
     from jax_attn.parity.explaining.explanation import Explanation
+    from jax_attn.parity.run.reference import Reference
+
+Given = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
+"""NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict)."""
 
 
 def check(
-    reference: torch.nn.Module,
+    reference: "torch.nn.Module | ReferenceSide",
     port: Any,
-    inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray],
+    inputs: Given | None = None,
     *,
     layout: Layout | None = None,
     reference_call: Callable[..., Any] | None = None,
     port_call: Callable[..., Any] | None = None,
-    dtype: str = "float32",
-    gradients: bool = True,
+    dtype: str | None = None,
+    gradients: bool | None = None,
     transforms: Sequence[str] = ("eager", "jit"),
-    seed: int = 0,
+    seed: int | None = None,
     strict: bool = False,
     parameters: str | tuple[str, ...] | None = None,
     mesh: Mesh | None = None,
@@ -74,7 +78,10 @@ def check(
     A note names state that no row pairs, and parameters that no input reaches.
 
     Args:
-      reference: the torch module, with its weights in place and in `dtype`. A copy is run.
+      reference: the torch module, with its weights in place and in `dtype`. A copy is run. Or a
+        `Golden`, a reference that `prepare` prepared, or `load_golden` read where there is no
+        torch. Then `inputs`, `reference_call`, `dtype`, `gradients`, `seed` and `parameters` are
+        those of the golden; leave them out.
       port: the NNX module, with its weights in place and in `dtype`; or a port of another kind: an
         Equinox module or (module, state), a Linen (module, variables), a built Keras model on the
         JAX backend, or `parity.function(apply, parameters)`. The check loads no weights, since that
@@ -90,11 +97,12 @@ def check(
       port_call: the same for the port. It receives the port as it was handed in, except that it
         receives a Linen module bound to its variables. An Equinox port with state returns
         (outputs, state).
-      dtype: the dtype of both modules.
+      dtype: the dtype of both modules; float32 if it is left out.
       gradients: whether to compare the gradients of the floating-point inputs and, with a layout,
-        of the parameters, against one seeded cotangent for each output.
+        of the parameters, against one seeded cotangent for each output. They are unless this is
+        False.
       transforms: how the port is run: any of eager, jit, grad, vmap and remat.
-      seed: the seed of the cotangents.
+      seed: the seed of the cotangents; 0 if it is left out.
       strict: whether notes count as doubts, so that the verdict is INCONCLUSIVE if something was
         not compared that other arguments would compare. Standing notes, which no input could
         remove, stay notes: the shapes and transforms that were run, a pinned precision, a gradient
@@ -123,35 +131,67 @@ def check(
       ValueError: arguments that cannot be checked, each of them named. `RaisedError`, a ValueError,
         reports an error that one side raises on its inputs; that error is its `__cause__`.
     """
-    flags = {"gradients": gradients, "strict": strict}
-    calls = {"reference_call": reference_call, "port_call": port_call}
-    validate(reference, port, layout, dtype, transforms, seed, flags, calls, (mesh, specs))
+    of_port = port_problems(port, layout, transforms, strict, port_call, (mesh, specs))
+    golden: ReferenceSide | None = None
+    prepare: Callable[[], Prepared] | None = None
+    if isinstance(reference, ReferenceSide):
+        golden = reference
+        asked = (inputs, dtype, gradients, seed, reference_call, parameters)
+        expect_none(fixed_problems(golden, *asked), of_port)
+        given = golden.inputs
+    else:
+        dtype, seed = "float32" if dtype is None else dtype, 0 if seed is None else seed
+        gradients = True if gradients is None else gradients
+        of_reference = reference_problems(reference, dtype, gradients, seed, reference_call)
+        expect_none(of_reference, of_port)
+        given = Inputs.of(inputs, float_dtype(dtype))
+
+        from jax_attn.parity.checking.preparing import prepare_module  # needs torch
+
+        prepare = partial(
+            prepare_module, reference, given, reference_call, dtype, gradients, seed, parameters
+        )
     port, port_call = as_module(port), as_call(port, port_call)
-    both_given = Inputs.of(inputs, float_dtype(dtype))
-    if problems := narrowed_problems(both_given):
-        raise TypeError("\n".join(problems))
-    names = None if parameters is None else chosen(reference, parameters)
-    placement = MeshPlacement.of(mesh, specs, port, both_given)
-    called = Reference(reference, reference_call, both_given, names)
-    prepared = prepare(called, dtype, gradients=gradients, seed=seed)
-    called_port = Port(port, port_call, both_given, placement=placement)
+    placement = _placed(port, given, mesh, specs)
+    own = prepare() if prepare else None
+    prepared = own or golden
+    assert prepared is not None
+    called_port = Port(port, port_call, prepared.inputs, placement=placement)
     side = PortSide.of(prepared, called_port, tuple(transforms), layout)
     with compiled_ahead(called_port, prepared.differentiated, transforms):
         result = judged(prepared, side)
     if placement is not None:
         with full_precision():
-            programs = called_port.programs(dtype, prepared.differentiated)
+            programs = called_port.programs(prepared.dtype, prepared.differentiated)
         on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
         result = replace(result, notes=(*on_mesh, *result.notes))
-    called.expect_unwritten()
-    result = replace(result, explainer=partial(_explained, called, side.alone, layout))
+    result = replace(result, notes=(*result.notes, *prepared.notes))
+    if own is not None:
+        own.reference.expect_unwritten()
+        explainer = partial(_explained, own.reference, side.alone, layout)
+        result = replace(result, explainer=explainer)
     return result.strict() if strict else result
 
 
+def _placed(
+    port: nnx.Module,
+    inputs: Inputs,
+    mesh: Mesh | None,
+    specs: Mapping[str, PartitionSpec] | None,
+) -> MeshPlacement | None:
+    """Return the placement of a port and its inputs; None without a mesh.
+
+    Raises TypeError for integers that JAX narrows, and ValueError if the specs do not fit.
+    """
+    if problems := narrowed_problems(inputs):
+        raise TypeError("\n".join(problems))
+    return MeshPlacement.of(mesh, specs, port, inputs)
+
+
 def explain(
-    reference: torch.nn.Module,
+    reference: "torch.nn.Module",
     port: Any,
-    inputs: tuple[np.ndarray, ...] | Mapping[str, np.ndarray],
+    inputs: Given,
     **options: Any,
 ) -> "Explanation":
     """Find where `port` first computes another number than `reference`, and what would explain it.
@@ -181,40 +221,7 @@ def explain(
     return check(reference, port, inputs, **options).explain()
 
 
-def prepare(reference: Reference, dtype: str, *, gradients: bool, seed: int) -> Prepared:
-    """Prepare the reference's side of a check; each part of it is computed when it is first needed.
-
-    Raises ValueError if the reference's outputs cannot be compared, or differ from call to call.
-    """
-    is_large = sum(p.numel() for p in reference.module.parameters()) > _LARGE
-    prepared = Prepared(
-        reference,
-        dtype,
-        gradients=gradients,
-        seed=seed,
-        watch=shown,
-        runs=_FEWER_RUNS if is_large else RUNS,
-        as_jax=is_large and dtype in NARROW,
-    )
-    with ids_named(reference):
-        outputs = prepared.inference
-    if problems := output_problems(reference, outputs):
-        raise ValueError("\n".join(problems))
-    if not reference.repeats(dtype, outputs):
-        raise ValueError(
-            "reference: expected the same outputs each time, got different ones on the same "
-            "inputs; if it is in training mode, with dropout, call .eval() first"
-        )
-    announce_memory(reference.module, reference.parameters)
-    return prepared
-
-
-_LARGE, _FEWER_RUNS = 2**24, 12
-"""A run of a module with more than _LARGE parameters takes seconds, so its budgets are derived from
-fewer runs; in a narrow dtype, only budgets that allow for what JAX stores are derived."""
-
-
-def judged(prepared: Prepared, side: PortSide) -> Result:
+def judged(prepared: ReferenceSide, side: PortSide) -> Result:
     """Judge a port by a prepared reference, and by what the probes find of it.
 
     Raises ValueError if only gradients fail and no output of the reference has one.
@@ -225,7 +232,7 @@ def judged(prepared: Prepared, side: PortSide) -> Result:
     return result
 
 
-def _judged_by(prepared: Prepared, side: PortSide) -> Result:
+def _judged_by(prepared: ReferenceSide, side: PortSide) -> Result:
     """Judge a port by the budgets of `prepared`: one of the two that a narrow dtype has."""
     found = Findings.merged(probe.findings(prepared, side) for probe in PROBES)
     result = judge_port(
@@ -245,7 +252,7 @@ def _judged_by(prepared: Prepared, side: PortSide) -> Result:
 
 
 def _explained(
-    reference: Reference, port: Port, layout: Layout | None, result: Result
+    reference: "Reference", port: Port, layout: Layout | None, result: Result
 ) -> "Explanation":
     from jax_attn.parity.explaining.explain import explain_result  # needed only after a failure
 

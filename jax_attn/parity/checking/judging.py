@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from jax_attn.parity.checking.on_mesh import unlike_copies
-from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.reference_errors import reference_failures
+from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.checking.state import StateFindings, States
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.budget import Budget
@@ -21,7 +20,7 @@ from jax_attn.parity.run.port import Port, full_precision
 
 
 def judge_port(
-    prepared: Prepared,
+    prepared: ReferenceSide,
     port: Port,
     transforms: Sequence[str],
     *,
@@ -91,7 +90,7 @@ def judge_port(
         dtype=prepared.dtype,
         backend=backend or platform,
         tensors=tuple(reports),
-        failures=(*failures, *prepared.fact(reference_failures)),
+        failures=(*failures, *reference_failures(prepared)),
         doubts=tuple(doubts),
         notes=tuple(notes),
         level=level,
@@ -100,7 +99,7 @@ def judge_port(
     )
 
 
-def _run(prepared: Prepared, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
+def _run(prepared: ReferenceSide, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
     """Run the port once, and rename the gradients of its parameters to the reference's names."""
     run = port.run(prepared.dtype, prepared.differentiated, transform)
     grads, names = to_torch(run.parameter_grads) if to_torch else {}, prepared.parameters
@@ -109,21 +108,8 @@ def _run(prepared: Prepared, port: Port, transform: str, to_torch: ToTorch | Non
     return replace(run, parameter_grads=grads)
 
 
-def padding_rows(prepared: Prepared) -> dict[str, int]:
-    """Return the row `padding_idx` of every embedding that has one, by parameter name."""
-    reference = prepared.reference.module
-    names = {id(p): name for name, p in reference.named_parameters()}
-    return {
-        names[id(module.weight)]: module.padding_idx
-        for module in reference.modules()
-        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
-        and module.padding_idx is not None
-        and id(module.weight) in names
-    }
-
-
 def _by_torchs_rule(
-    prepared: Prepared, report: TensorReport, run: Run
+    prepared: ReferenceSide, report: TensorReport, run: Run
 ) -> tuple[TensorReport, tuple[StandingNote, ...]]:
     """Return the report, without the padding row of an embedding if only that row fails.
 
@@ -133,7 +119,7 @@ def _by_torchs_rule(
     if kind != "gradient of parameter" or report.verdict is not Verdict.FAIL:
         return report, ()
     got, want = run.kinds[kind][name], prepared.exact.kinds[kind][name]
-    row = prepared.first.fact(padding_rows).get(name)
+    row = prepared.padding_rows.get(name)
     if row is None or got.shape != want.shape:
         return report, ()
     without = got.copy()

@@ -1,37 +1,27 @@
-"""The reference's side of a check, which does not depend on the port.
+"""The reference's side of a check, computed from a torch module; it does not depend on the port.
 
 From top to bottom: the reference and its inputs, its runs in the checked dtype, the oracle's run in
-float64, the budgets from perturbed runs, and the comparison of a run with them.
+float64, the budgets from perturbed runs, and what probes ask.
 """
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
-from jax_attn.parity.judge.compare import (
-    PLANTED,
-    POWER,
-    ROUNDINGS,
-    TensorReport,
-    Verdict,
-    judge,
-    rms,
-)
-from jax_attn.parity.judge.finding import findings
-from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run, wide
+from jax_attn.parity.judge.compare import POWER, ROUNDINGS, rms
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, wide
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference, Watch, unwatched
 from jax_attn.parity.run.torch_call import buffers
 from jax_attn.parity.run.torch_settings import own_products
 
-Fact = TypeVar("Fact")
 NARROW = ("bfloat16", "float16")
 
 _RUNS_OF_FLOAT64 = 4
@@ -39,16 +29,24 @@ _RUNS_OF_FLOAT64 = 4
 _FEW, _MORE = 2**10, 4
 
 
+class Question(NamedTuple):
+    """What a probe asks of a reference: plain arrays and words, or the `Prepared` of other inputs.
+
+    by_budget: whether the answer depends on the budgets.
+    """
+
+    ask: Callable[["Prepared"], Any]
+    by_budget: bool = False
+
+
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(ReferenceSide):
     """A reference on its inputs, and all that a port is compared with; each part is computed once.
 
     oracle: cotangents -> `Run` in float64; None stands for the reference itself in float64.
-    precision: the precision of the budget, if it differs from `dtype` (a matrix unit that rounds).
-    declared_nan: output name -> where the reference gives NaN, as published, and the oracle does
-        not. There, and for every gradient, only the oracle is used, since one NaN reaches every
-        gradient.
+    precision, declared_nan: as for `ReferenceSide`.
     runs: the number of perturbed runs for the budgets. as_jax, watch: as for `Reference.spread`.
+    questions: those of probes, by name.
     """
 
     reference: Reference
@@ -61,6 +59,7 @@ class Prepared:
     runs: int = RUNS
     as_jax: bool = False
     watch: Watch = unwatched
+    questions: Mapping[str, Question] = field(default_factory=dict, repr=False)
 
     @cached_property
     def inference(self) -> dict[str, np.ndarray]:
@@ -187,73 +186,37 @@ class Prepared:
             for name, budget in named.items()
         )
 
-    def judge_one(
-        self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
-    ) -> TensorReport:
-        """Judge one float64 tensor.
-
-        beside: the run with which it is compared; None stands for the oracle's run.
-        """
-        # A reference without changed state gives the same outputs in a second call.
-        of = "output" if kind == SECOND and not self.exact.second else kind
-        want = (beside or self.exact).kinds[of][name]
-        own = self.own.kinds[of][name]
-        guide: np.ndarray | None = None if beside else own
-        if self.declared_nan and not beside:
-            declared = self.declared_nan.get(name) if kind == "output" else None
-            guide = None if declared is None else np.where(declared, want, own)
-        budget = self.budgets[of][name]
-        if beside and rms(self.exact.kinds[of][name]) <= budget.zero:
-            budget = replace(budget, zero=math.inf)  # both runs hold only rounding
-        return judge(want, got, guide, budget, kind=kind, name=name, transform=transform)
-
-    def compare(
-        self,
-        run: Run,
-        transform: str,
-        passed_over: Collection[str] = (),
-        beside: Run | None = None,
-    ) -> Iterator[TensorReport]:
-        """Yield one report for each tensor of `run`, under the reference's names.
-
-        Parameter gradients are left out if `run` has none, because no table pairs them, or if the
-        table passes over the parameter. Raises ValueError if another tensor of the reference has no
-        counterpart in `run`.
-
-        beside: as for `judge_one`.
-        """
-        for kind in COMPARED:
-            got = run.kinds[kind]
-            over = passed_over if kind == "gradient of parameter" else ()
-            tensors = {k: a for k, a in self.exact.kinds[kind].items() if k not in over}
-            if kind == "gradient of parameter" and not got:
-                continue
-            if got.keys() != tensors.keys():
-                raise ValueError(
-                    f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
-                )
-            yield from (
-                self.judge_one(kind, name, transform, got[name], beside) for name in tensors
-            )
-            if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
-                return  # this is already a failure, and no cotangent fits
-
-    def would_fail(self, run: Run) -> bool:
-        """Return whether a tensor of `run`, which has a planted bug, fails in the port's place."""
-        return any(
-            self.judge_one(kind, name, PLANTED, got).verdict is Verdict.FAIL
-            for kind in COMPARED
-            for name, got in run.kinds[kind].items()
-        )
+    @cached_property
+    def nested_encoder(self) -> str:
+        """The first encoder that drops padded tokens in inference mode, or ""."""
+        return next(iter(nested_encoders(self.reference.module)), "")
 
     @cached_property
-    def has_power(self) -> bool:
-        """True if the budget of some output is small enough to show an error of POWER times it."""
-        reports = (
-            self.judge_one("output", name, "oracle", want)
-            for name, want in self.exact.kinds["output"].items()
+    def unnested(self) -> Arrays:
+        """The outputs in inference mode without nested tensors; empty if no encoder nests."""
+        return (
+            self.reference.called(self._plainly).outputs(self.dtype) if self.nested_encoder else {}
         )
-        return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
+
+    def _plainly(self, module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+        for encoder in nested_encoders(module).values():
+            encoder.use_nested_tensor = False
+        return (self.reference.call or torch.nn.Module.__call__)(module, *args, **inputs)
+
+    @cached_property
+    def padding_rows(self) -> dict[str, int]:
+        """The row `padding_idx` of every embedding that has one, by parameter name."""
+        return padding_rows(self.reference.module)
+
+    @cached_property
+    def has_gradient(self) -> bool:
+        """True if an output of the reference has a gradient; this takes a forward pass."""
+        return self.reference.has_gradient(self.dtype)
+
+    @cached_property
+    def narrowing_casts(self) -> tuple[str, ...]:
+        """The casts of the reference to a dtype coarser than `dtype`, each with its line."""
+        return self.reference.narrowing_casts(self.dtype)
 
     @cached_property
     def again(self) -> "Prepared | None":
@@ -264,52 +227,51 @@ class Prepared:
         if self.dtype not in NARROW or self.as_jax:
             return None
         again = replace(self, as_jax=True)
-        runs = ("inference", "cotangents", "own", "_center", "exact")
-        shared = (*runs, "buffers", "remembers")
-        vars(again).update({name: vars(self)[name] for name in shared if name in vars(self)})
-        vars(again)["first"] = self
+        vars(again).update({name: vars(self)[name] for name in _SHARED if name in vars(self)})
+        vars(again)["_first"] = self
         return again
 
     @cached_property
-    def first(self) -> "Prepared":
+    def _first(self) -> "Prepared":
         """The one whose `again` this is, else this one; the two differ only in their budgets."""
         return self
 
-    def judged_again(self, result: Result, judge: Callable[["Prepared"], Result]) -> Result:
-        """In a narrow dtype, judge failures again by the budget of what JAX stores.
-
-        Both ways are correct: to keep each step of a softmax and each partial sum of a bias's
-        gradient in float32, as torch does, or in the dtype, as JAX may. If a tensor still does not
-        pass, doubts name the numbers that lie within rounding of a ReLU's 0.
-
-        judge: the function that made `result`.
-        """
-        last = self
-        if self.again and any(report.verdict is Verdict.FAIL for report in result.tensors):
-            last = self.again
-            again = judge(last)
-            pairs = zip(result.tensors, again.tensors, strict=True)
-            result = replace(
-                again, tensors=tuple(a if a.verdict is Verdict.PASS else b for a, b in pairs)
-            )
-        if not self.gradients or all(report.verdict is Verdict.PASS for report in result.tensors):
-            return result
-        near = findings("near-side", last.near_sides)
-        return replace(result, doubts=(*result.doubts, *near))
-
-    # --- other facts about the reference ----------------------------------------------------------
-
-    def fact(self, prepare: Callable[["Prepared"], Fact]) -> Fact:
-        """Return `prepare(self)`, computed once."""
-        if prepare not in self._facts:
-            self._facts[prepare] = prepare(self)
-        return self._facts[prepare]
+    def answer(self, question: str) -> Any:
+        asked = self.questions[question]
+        if self._first is not self and not asked.by_budget:
+            return self._first.answer(question)
+        if question not in self._answers:
+            self._answers[question] = asked.ask(self)
+        return self._answers[question]
 
     @cached_property
-    def _facts(self) -> dict[Callable[["Prepared"], Any], Any]:
+    def _answers(self) -> dict[str, Any]:
         return {}
 
-    def complete(self) -> None:
-        """Compute every number that a comparison may need; it uses no module afterwards."""
-        _ = self.inputs, self.parameters, self.differentiated, self.own, self.exact, self.budgets
-        _ = self.buffers, self.remembers, self.near_decisions, self.near_sides
+
+_SHARED = (
+    *("inference", "unnested", "nested_encoder", "cotangents", "own", "_center", "exact"),
+    *("buffers", "remembers", "padding_rows", "has_gradient", "narrowing_casts"),
+)
+"""What `Prepared.again` need not compute anew."""
+
+
+def padding_rows(module: torch.nn.Module) -> dict[str, int]:
+    """Return the row `padding_idx` of every embedding that has one, by parameter name."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {
+        names[id(part.weight)]: part.padding_idx
+        for part in module.modules()
+        if isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        and part.padding_idx is not None
+        and id(part.weight) in names
+    }
+
+
+def nested_encoders(module: torch.nn.Module) -> dict[str, torch.nn.TransformerEncoder]:
+    """Return torch's encoders that nest tensors in inference mode, by path."""
+    return {
+        name or type(part).__name__: part
+        for name, part in module.named_modules()
+        if isinstance(part, torch.nn.TransformerEncoder) and part.use_nested_tensor
+    }

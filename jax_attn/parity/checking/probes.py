@@ -1,8 +1,8 @@
 """Findings of a check other than the comparison of numbers: a table of probes, each in two halves.
 
-The first half asks the reference on its inputs, and returns plain arrays and text, or the
-`Prepared` of other inputs. The second half judges a port by that answer. It needs no torch module:
-`complete` computes every answer, whichever port may follow.
+The first half, a question, asks the reference on its inputs, and returns plain arrays and text, or
+the `ReferenceSide` of other inputs (`checking.questions`). The second half, here, judges a port by
+that answer. It needs neither the torch module nor torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,23 +11,11 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jax_attn.parity.checking.arguments import has_gradient, input_doubts, selected
-from jax_attn.parity.checking.canaries import try_canaries
-from jax_attn.parity.checking.canaries.integers import (
-    ignored_integers,
-    integers_left_out,
-    other_integers,
-)
-from jax_attn.parity.checking.canaries.outputs import kept_outputs, other_inputs, small_features
-from jax_attn.parity.checking.judging import padding_rows
+from jax_attn.parity.checking.arguments import selected
 from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
-from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.checking.read_numbers import read_numbers
-from jax_attn.parity.checking.reference_errors import (
-    left_out_in_inference,
-    reference_errs,
-    reference_failures,
-)
+from jax_attn.parity.checking.other_inputs import ignored_integers, kept_outputs
+from jax_attn.parity.checking.reference_errors import left_out_in_inference
+from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.checking.weights import WeightComparison, Weights, compare_weights
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import rms
@@ -37,11 +25,6 @@ from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
 from jax_attn.transfer import Layout
-
-
-def weights(prepared: Prepared) -> Weights:
-    """Return the names and numbers of the reference's weights."""
-    return Weights.of(prepared.reference.module)
 
 
 @dataclass(frozen=True)
@@ -60,9 +43,9 @@ class PortSide:
 
     @classmethod
     def of(
-        cls, prepared: Prepared, port: Port, transforms: tuple[str, ...], layout: Layout | None
+        cls, prepared: ReferenceSide, port: Port, transforms: tuple[str, ...], layout: Layout | None
     ) -> Self:
-        own = prepared.fact(weights)
+        own: Weights = prepared.answer("weights")
         compared, names = compare_weights(own, port.module, layout), prepared.parameters
         passed_over = compared.passed_over
         passed_over |= frozenset() if names is None else {*own.parameters} - names
@@ -77,39 +60,31 @@ class PortSide:
 class Probe(NamedTuple):
     """One question of a check.
 
-    prepare: finds the answer with only the reference. judge: (answer, `Prepared`, `PortSide`) ->
-    findings; it reads only numbers of `Prepared`. by_budget: whether the answer depends on the
-    budgets. when_eager: whether it is asked only of a port that runs operation by operation.
+    judge: (answer, `ReferenceSide`, `PortSide`) -> findings. question: the name of what is asked of
+    the reference (`checking.questions`); None if its numbers, or the port's, suffice. when_eager:
+    whether it is asked only of a port that runs operation by operation.
     """
 
-    prepare: Callable[[Prepared], Any]
-    judge: Callable[[Any, Prepared, PortSide], Findings]
-    by_budget: bool = False
+    judge: Callable[[Any, ReferenceSide, PortSide], Findings]
+    question: str | None = None
     when_eager: bool = False
 
-    def answer(self, prepared: Prepared) -> Any:
-        """Return what the reference says, which is asked once."""
-        return (prepared if self.by_budget else prepared.first).fact(self.prepare)
-
-    def findings(self, prepared: Prepared, side: PortSide) -> Findings:
+    def findings(self, prepared: ReferenceSide, side: PortSide) -> Findings:
         """Return the findings on a port."""
         if self.when_eager and "eager" not in side.transforms:
             return Findings()
-        return self.judge(self.answer(prepared), prepared, side)
+        answer = None if self.question is None else prepared.answer(self.question)
+        return self.judge(answer, prepared, side)
 
 
-def nothing(prepared: Prepared) -> None:
-    """Ask the reference nothing; its numbers, or the port's, suffice."""
-
-
-def _weights(own: Weights, prepared: Prepared, side: PortSide) -> Findings:
+def _weights(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:
     found, names, notes = side.weights, prepared.parameters, side.weights.notes
     if names is not None and found.to_torch and prepared.gradients:
-        notes = (*notes, selected(names, len(own.parameters)))
+        notes = (*notes, selected(names, len(prepared.answer("weights").parameters)))
     return Findings(failures=found.differences, notes=notes)
 
 
-def _unreached(_: None, prepared: Prepared, side: PortSide) -> Findings:
+def _unreached(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:
     kind = "gradient of parameter"
     exact = prepared.exact.kinds[kind]
     compared = {name: exact[name] for name in exact if name not in side.passed_over}
@@ -159,64 +134,46 @@ _AS_JAX = (
 )
 
 
-def _as_jax(_: None, prepared: Prepared, side: PortSide) -> Findings:
+def _as_jax(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:
     note = StandingNote("judged-as-jax", _AS_JAX.format(prepared.dtype))
     return Findings(notes=(note,) if prepared.as_jax else ())
 
 
-def _scope(left_out: tuple[str, ...], prepared: Prepared, side: PortSide) -> Findings:
+def _scope(left_out: tuple[str, ...], prepared: ReferenceSide, side: PortSide) -> Findings:
     return Findings(notes=(scope(prepared.inputs, side.transforms, left_out),))
 
 
 PROBES = (
-    Probe(input_doubts, lambda doubts, *_: Findings(doubts=doubts)),
-    Probe(nothing, lambda _, prepared, side: Findings(doubts=tuple(nothing_cut(side.port)))),
-    Probe(weights, _weights),
-    Probe(
-        try_canaries,
-        lambda found, *_: Findings(doubts=found.doubts, notes=found.notes),
-        by_budget=True,
-    ),
-    Probe(small_features, lambda notes, *_: Findings(notes=notes), by_budget=True),
-    Probe(nothing, _unreached),
-    Probe(nothing, _as_jax),
-    Probe(read_numbers, lambda notes, *_: Findings(notes=notes)),
-    Probe(left_out_in_inference, lambda notes, *_: Findings(notes=notes)),
-    Probe(integers_left_out, _scope),
+    Probe(lambda doubts, *_: Findings(doubts=doubts), "input doubts"),
+    Probe(lambda _, prepared, side: Findings(doubts=tuple(nothing_cut(side.port)))),
+    Probe(_weights),
+    Probe(lambda found, *_: found, "canaries"),
+    Probe(lambda notes, *_: Findings(notes=notes), "small features"),
+    Probe(_unreached),
+    Probe(_as_jax),
+    Probe(lambda notes, *_: Findings(notes=notes), "read numbers"),
+    Probe(lambda _, prepared, side: Findings(notes=left_out_in_inference(prepared))),
+    Probe(_scope, "integers left out"),
 )
 """The probes of every port."""
 
 OF_OTHER_INPUTS = (
     Probe(
-        other_integers,
         lambda others, prepared, side: ignored_integers(others, side.alone, side.transforms),
-        by_budget=True,
+        "other integers",
     ),
     Probe(
-        other_inputs,
         lambda others, prepared, side: Findings(
             failures=kept_outputs(others, prepared, side.alone)
         ),
-        by_budget=True,
+        "other inputs",
         when_eager=True,
     ),
 )
 """The probes of a port that does not fail; they run it on other inputs."""
 
-
-def complete(prepared: Prepared) -> None:
-    """Compute all that judging any port needs of the reference; afterwards its module is unused."""
-    others = prepared.fact(other_integers)
-    for each in filter(None, (prepared, others.together, *others.each.values())):
-        each.complete()
-        each.fact(reference_failures)
-        each.fact(padding_rows)
-    for probe in (*PROBES, *OF_OTHER_INPUTS):
-        probe.answer(prepared)
-    for prepare in (has_gradient, reference_errs):  # what is asked if a port fails
-        prepared.fact(prepare)
-    if prepared.again:
-        complete(prepared.again)
+QUESTIONS_ASKED = ("weights", *(p.question for p in (*PROBES, *OF_OTHER_INPUTS) if p.question))
+"""The questions that judging a port may ask."""
 
 
 def scope(

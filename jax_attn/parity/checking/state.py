@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from flax import nnx
 
-from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import joined, quoted
-from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, wide
+from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, changed, wide
 from jax_attn.parity.run.port import Port, held, paths_of
-from jax_attn.parity.run.torch_call import changed
 
 # The number of calls of a torch BatchNorm, which it counts for an option that is rarely used.
 UNCOUNTED = "num_batches_tracked"
@@ -45,7 +44,7 @@ class States:
     Variables, other than its parameters, that the table pairs with buffers of the reference.
     """
 
-    prepared: Prepared
+    prepared: ReferenceSide
     port: Port
     to_torch: ToTorch | None
     paired: frozenset[str]

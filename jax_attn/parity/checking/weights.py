@@ -3,19 +3,23 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 from flax import nnx
 
+from jax_attn.parity.checking.digests import difference
 from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.transfer import Layout, TransferError, as_numpy, flatten, plan
+from jax_attn.transfer import Layout, TransferError, flatten, plan
+from jax_attn.transfer.arrays import describe, specs
 from jax_attn.transfer.nnx.variables import carried
 from jax_attn.transfer.table.resolve import unused
 from jax_attn.transfer.table.rows import regex
+
+if TYPE_CHECKING:
+    import torch
 
 ToTorch = Callable[[Arrays], Arrays]
 """Arrays by Flax path -> arrays by torch's names, in torch's layout."""
@@ -47,7 +51,7 @@ class Weights:
 
     parameters: the names of its parameters, in torch's order. names: every name of a parameter ->
     the first of that parameter's. buffers: the names of its buffers. state: every tensor of its
-    state dict, by name.
+    state dict, by name, or `Digests` of them.
     """
 
     parameters: tuple[str, ...]
@@ -56,7 +60,7 @@ class Weights:
     state: Mapping[str, Any]
 
     @classmethod
-    def of(cls, module: torch.nn.Module) -> Self:
+    def of(cls, module: "torch.nn.Module") -> Self:
         """Read them off a module. Its tensors are not copied."""
         first: dict[int, str] = {}
         every = module.named_parameters(remove_duplicate=False)
@@ -178,7 +182,9 @@ def _differences(reference: Weights, ported: Arrays, layout: Layout) -> Iterator
 
     ported: the port's weights under torch's names.
     """
-    weights = {name: as_numpy(tensor) for name, tensor in reference.state.items()}
+    weights, (wanted, unreadable) = reference.state, specs(reference.state)
+    if unreadable:
+        raise TransferError("comparing weights", unreadable)
     untied = {*reference.parameters, *reference.buffers}
     for name in ported:
         if name in weights and name not in untied:
@@ -188,16 +194,7 @@ def _differences(reference: Weights, ported: Arrays, layout: Layout) -> Iterator
             nearest = [repr(near) for near in get_close_matches(name, weights, n=3)]
             like = f"; nearest: {', '.join(nearest)}" if nearest else ""
             yield f"the table gives {name!r}, which the reference lacks{like}"
-            continue
-        want = weights[name]
-        if (got.dtype, got.shape) != (want.dtype, want.shape):
-            yield (
-                f"{name!r} is {want.dtype}{list(want.shape)} in the reference, "
-                f"{got.dtype}{list(got.shape)} in the port"
-            )
-        elif got.tobytes() != want.tobytes():
-            differ = int((got != want).sum())
-            yield (
-                f"{name!r} differs in {differ} of {got.size} elements; its row is "
-                f"{layout.row_of(_of_row(name, layout))}"
-            )
+        elif (want := wanted[name]) != (here := describe(got)):
+            yield f"{name!r} is {want} in the reference, {here} in the port"
+        elif how := difference(weights[name], got):
+            yield f"{name!r} differs {how}; its row is {layout.row_of(_of_row(name, layout))}"

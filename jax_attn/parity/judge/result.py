@@ -144,14 +144,16 @@ class Result:
         are wrong, the explanation says under which recipe the reference makes the port's updates.
 
         Raises:
-          ValueError: this result does not hold its two modules, because it was pickled, or does
-            not come from `check` or `check_training`. The message says what to call.
+          ValueError: this result does not hold its two modules, because it was pickled, comes from
+            a golden reference, or not from `check` or `check_training`. The message says what to
+            call.
         """
         if self.explainer is None:
             raise ValueError(
                 f"explain: expected a result that holds its two modules, got {self.name!r}, which "
-                "does not: it was pickled, explained already, or not made by parity.check; call "
-                "parity.explain(reference, port, inputs, …) with the arguments of the check, or "
+                "does not: it was pickled, explained already, judged by a golden reference, or not "
+                "made by parity.check; where the reference is, call parity.explain(reference, "
+                "port, inputs, …) with the arguments of the check, or "
                 "parity.check_training(…).explain()"
             )
         return self.explainer(self)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from jax_attn.transfer.arrays import same_bits
+
 Arrays = Mapping[str, np.ndarray]
 
 COMPARED = ("output", "gradient of input", "gradient of parameter")
@@ -24,7 +26,7 @@ class Inputs:
     kwargs: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, inputs: tuple | Mapping[str, Any], dtype: np.dtype) -> "Inputs":
+    def of(cls, inputs: tuple | Mapping[str, Any] | None, dtype: np.dtype) -> "Inputs":
         """Build inputs with floating arrays rounded to `dtype`, so both sides get the same bits.
 
         Raises TypeError with every reason why the inputs are invalid.
@@ -118,6 +120,15 @@ class Wide(Mapping[str, np.ndarray]):
 def wide(arrays: Arrays) -> Wide:
     """Return the arrays as float64, each widened when it is read."""
     return Wide(arrays)
+
+
+def changed(before: Arrays, after: Arrays) -> list[str]:
+    """Return the names in `after` that `before` lacks or holds with other bits."""
+    return [
+        name
+        for name, array in after.items()
+        if name not in before or not same_bits(array, before[name])
+    ]
 
 
 def is_float(dtype: np.dtype) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.at_once import in_order
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, changed, named_outputs
 from jax_attn.parity.run.modes.constants import Recorder
 from jax_attn.parity.run.modes.decisions import (
     DecisionDetector,
@@ -25,10 +25,11 @@ from jax_attn.parity.run.modes.decisions import (
 )
 from jax_attn.parity.run.modes.draws import PART
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
+from jax_attn.parity.run.modes.narrowing import Narrowing
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.module_copies import ModuleCopies
-from jax_attn.parity.run.torch_call import TorchCall, arrays, changed, lift_buffers
+from jax_attn.parity.run.torch_call import TorchCall, arrays, lift_buffers
 from jax_attn.parity.run.torch_settings import one_thread, plain_kernels, set_for_all_threads
 
 _AT_ONCE = 2
@@ -285,6 +286,26 @@ class Reference:
                 {k: a.copy() for k, a in arrays(outputs(module, *each)).items()} for each in given
             )
         return bool(changed(first, second))
+
+    def has_gradient(self, dtype: str) -> bool:
+        """Return whether an output has a gradient."""
+        have_gradients: list[bool] = []
+
+        def call(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+            outputs = (self.call or torch.nn.Module.__call__)(module, *args, **inputs)
+            named = named_outputs(outputs, torch.Tensor, "reference")
+            have_gradients.extend(x.requires_grad for x in named.values())
+            return outputs
+
+        self.called(call).run(dtype, {})
+        return any(have_gradients)
+
+    def narrowing_casts(self, dtype: str) -> tuple[str, ...]:
+        """Return the casts to a dtype coarser than `dtype`, each with its line."""
+        mode = Narrowing(TORCH_DTYPES[dtype])
+        with mode:
+            self.run(dtype, {})
+        return tuple(mode.casts)
 
     def _recorded(self, precision: str) -> Recorder:
         """Record the dtypes of the module's constants and softmaxes; nothing unless `precision` is

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from jax_attn.parity.run.call_side import RaisedError, call_side
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, named_outputs
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, changed, named_outputs
 from jax_attn.parity.run.modes.constants import mark
 from jax_attn.parity.run.modes.many_runs import each_run, lifted
 from jax_attn.transfer import as_numpy
-from jax_attn.transfer.arrays import same_bits
 
 Tensors = dict[str, torch.Tensor]
 _WRITES_TO_A_LEAF = "a leaf Variable that requires grad is being used in an in-place operation"
@@ -134,15 +133,6 @@ def lift_buffers(module: torch.nn.Module, runs: int) -> None:
         for name, x in part._buffers.items():
             if x is not None and x.is_floating_point():
                 setattr(part, name, lifted(x, runs))
-
-
-def changed(before: Arrays, after: Arrays) -> list[str]:
-    """Return the names in `after` that `before` lacks or holds with other bits."""
-    return [
-        name
-        for name, array in after.items()
-        if name not in before or not same_bits(array, before[name])
-    ]
 
 
 def arrays(tensors: Mapping[str, torch.Tensor], runs: int | None = None) -> dict[str, np.ndarray]:

@@ -106,9 +106,9 @@ def stages() -> Figure:
     import numpy as np
 
     from jax_attn.parity.checking.canaries import try_canaries
-    from jax_attn.parity.checking.check import _FEWER_RUNS
     from jax_attn.parity.checking.judging import judge_port
     from jax_attn.parity.checking.prepared import Prepared
+    from jax_attn.parity.checking.preparing import FEWER_RUNS
     from jax_attn.parity.checking.weights import Weights, compare_weights
     from jax_attn.parity.run.inputs_and_runs import Inputs
     from jax_attn.parity.run.port import Port
@@ -117,7 +117,7 @@ def stages() -> Figure:
     reference, port, layout, inputs = bert()
     given = Inputs.of(inputs, np.dtype(np.float32))
     called = Reference(reference, check_cost.theirs, given)
-    prepared = Prepared(called, "float32", runs=_FEWER_RUNS)
+    prepared = Prepared(called, "float32", runs=FEWER_RUNS)
     called_port = Port(port, check_cost.ours, given)
     to_torch = compare_weights(Weights.of(reference), port, layout).to_torch
     parts: dict[str, Callable[[], Any]] = {

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-import jax_attn.parity.checking.check as checking
+from jax_attn.parity.checking import preparing
 
-_prepare = checking.prepare
+_prepare = preparing.prepare
 
 
 class Once:
@@ -17,7 +17,7 @@ class Once:
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Make checks of one reference on the same inputs prepare it once."""
-        monkeypatch.setattr(checking, "prepare", self._prepare)
+        monkeypatch.setattr(preparing, "prepare", self._prepare)
 
     def _prepare(self, reference: Any, dtype: str, **options: Any) -> Any:
         inputs = reference.inputs.named(reference.inputs.args, reference.inputs.kwargs)

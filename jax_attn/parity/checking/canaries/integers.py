@@ -1,43 +1,27 @@
 """Integer inputs that a port could ignore unseen: positions in order, token types all alike.
 
-With such an input, a port that never reads it gives the right numbers. Both sides therefore run
-forward once more with other values of it, and are compared as usual.
+With such an input, a port that never reads it gives the right numbers. The reference therefore
+runs forward once more with other values of it; `checking.other_inputs` runs the port on them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
+from jax_attn.parity.checking.other_inputs import OtherIntegers, not_checked
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.judge.finding import Finding, Findings, findings
-from jax_attn.parity.judge.text import joined
-from jax_attn.parity.run.call_side import as_raised
+from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.modes.float64_mode import Float64
-from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 
 Arrays = Mapping[str, np.ndarray]
 # An ignored input is a gross error: a quarter of the runs shows it, despite their wider budget.
 RUNS = 4
-
-
-@dataclass(frozen=True)
-class OtherIntegers:
-    """The reference on other values of the integers that a port might ignore.
-
-    together: with other values of all of them; None if there are none, or the reference raises an
-    error. each: input's name -> with other values of only that input. notes: inputs not varied.
-    """
-
-    notes: tuple[Finding, ...] = ()
-    together: Prepared | None = None
-    each: Mapping[str, Prepared] = field(default_factory=dict)
 
 
 def other_integers(prepared: Prepared) -> OtherIntegers:
@@ -58,25 +42,12 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
     together = with_inputs(prepared.reference, varied)
     if run_planted(together, Float64()) is None:
         why = "the reference raises an error if all have other values"
-        return OtherIntegers((*notes, _not_checked(varied, why)))
+        return OtherIntegers((*notes, not_checked(varied, why)))
     each = {
         name: _on(prepared, with_inputs(prepared.reference, {name: value}))
         for name, value in varied.items()
     }
     return OtherIntegers(notes, _on(prepared, together), each)
-
-
-def ignored_integers(others: OtherIntegers, port: Port, transforms: Sequence[str]) -> Findings:
-    """Judge the port, forward only, on other values of each integer input that it might ignore."""
-    if others.together is None:
-        return Findings(notes=others.notes)
-    # Eager runs reuse the compiled operations, because the shapes are the same.
-    transform = "eager" if "eager" in transforms else transforms[0]
-    try:
-        failures = findings("input-ignored", _failures(others, port, transform))
-        return Findings(failures, notes=others.notes)
-    except _RefusedError as error:
-        return Findings(notes=(*others.notes, _not_checked(others.each, str(error))))
 
 
 def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
@@ -94,47 +65,6 @@ def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
 def _on(prepared: Prepared, reference: Reference) -> Prepared:
     # Perturbed runs keep the reference's decisions about constants, so record them on these inputs.
     return replace(prepared, reference=reference.deciding_anew(), gradients=False, runs=RUNS)
-
-
-def _not_checked(names: Iterable[str], why: str) -> Finding:
-    listed = joined([repr(name) for name in names])
-    note = f"whether the port reads input {listed} was not checked: {why}"
-    return Finding("input-not-varied", note)
-
-
-def _failures(others: OtherIntegers, port: Port, transform: str) -> Iterator[str]:
-    """Yield why the port fails on all of them together, by input if some input alone fails too."""
-    assert others.together is not None
-    together = _reasons(others.together, port, transform)
-    each = {
-        name: _reasons(prepared, port, transform)
-        for name, prepared in others.each.items()
-        if together
-    }
-    by_name = {repr(name): reasons for name, reasons in each.items() if reasons}
-    all_of_them = joined([repr(name) for name in others.each])
-    for names, reasons in (by_name or {f"{all_of_them} together": together}).items():
-        yield from (f"with other values of {names}: {reason}" for reason in reasons)
-
-
-class _RefusedError(Exception):
-    """The port raises an error on the other values."""
-
-
-def _reasons(prepared: Prepared, port: Port, transform: str) -> list[str]:
-    """Return why the port differs from the reference on these inputs."""
-    with full_precision():
-        try:
-            run = replace(port, inputs=prepared.inputs).run(prepared.dtype, {}, transform)
-        except Exception as error:  # the port may raise any error
-            raised = f"with other values the port raises {as_raised(error)}"
-            raise _RefusedError(raised) from error
-    return [
-        f"{report.transform} {report.label}: {reason}"
-        for report in prepared.compare(run, transform)
-        if report.verdict is Verdict.FAIL
-        for reason in report.reasons
-    ]
 
 
 # --- other values ---------------------------------------------------------------------------------

@@ -1,20 +1,16 @@
 """What outputs cannot show by themselves: small features, and outputs that a port keeps."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
 from jax_attn.parity.checking.canaries.findings import FINE
 from jax_attn.parity.checking.canaries.masks import is_mask
+from jax_attn.parity.checking.other_inputs import OtherInputs
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.compare import POWER, Verdict, rms
+from jax_attn.parity.judge.compare import POWER, Verdict
 from jax_attn.parity.judge.finding import Finding, findings
-from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, wide
 from jax_attn.parity.run.modes.float64_mode import Float64
-from jax_attn.parity.run.port import Port, full_precision
 
 # --- features too small for their errors to show --------------------------------------------------
 
@@ -51,13 +47,6 @@ def small_features(prepared: Prepared) -> tuple[Finding, ...]:
 # --- a port that returns its first outputs again --------------------------------------------------
 
 
-class OtherInputs(NamedTuple):
-    """Inputs of the same shapes with different outputs; outputs: the reference's, in float64."""
-
-    inputs: Inputs
-    outputs: Arrays
-
-
 def other_inputs(prepared: Prepared) -> OtherInputs | None:
     """Flip every input except masks; return None if the outputs stay or the reference fails."""
     reference = prepared.reference
@@ -71,33 +60,3 @@ def other_inputs(prepared: Prepared) -> OtherInputs | None:
     if planted is None or not prepared.would_fail(planted):
         return None
     return OtherInputs(reference.inputs, planted.kinds["output"])
-
-
-def kept_outputs(others: OtherInputs | None, prepared: Prepared, port: Port) -> tuple[Finding, ...]:
-    """Return a failure if the port repeats its first outputs on inputs that change the reference's.
-
-    Runs only eagerly: a compiled program keeps no outputs, and the operations are compiled already.
-    """
-    if others is None:
-        return ()
-    exact = prepared.exact.kinds["output"]
-    try:
-        with full_precision(prepared.precision is None):
-            run = Port(port.module, port.call, others.inputs).run(prepared.dtype, {}, "eager")
-    except Exception:  # any error of the port: the check promises nothing on these inputs
-        return ()
-    kept = [
-        name
-        for name, got in wide(run.outputs).items()
-        if got.shape == exact[name].shape == (other := others.outputs[name]).shape
-        and prepared.judge_one("output", name, "kept", other).verdict is Verdict.FAIL
-        and prepared.judge_one("output", name, "kept", got).verdict is not Verdict.FAIL
-        and rms(got - exact[name]) < rms(got - other)
-    ]
-    if not kept:
-        return ()
-    failure = (
-        f"eager: on other inputs of the same shapes the port gives {quoted(kept)} as on these, and "
-        "the reference does not: does the port keep results outside its Variables?"
-    )
-    return (Finding("outputs-kept", failure),)

@@ -1,0 +1,216 @@
+"""What judging reads of a reference: numbers and words, and the comparison of a run with them.
+
+`Prepared` computes them from a torch module when they are first needed. A golden reference holds
+them, and may come from a file.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from jax_attn.parity.judge.budget import Budget
+from jax_attn.parity.judge.compare import PLANTED, POWER, TensorReport, Verdict, judge, rms
+from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run
+
+
+class ReferenceSide:
+    """A reference on its inputs, as a port is compared with it.
+
+    dtype: the dtype of both modules. gradients: whether gradients are compared. seed: that of the
+    cotangents. precision: the precision of the budget, if it differs from `dtype` (a matrix unit
+    that rounds). as_jax: whether the budget allows for what JAX stores.
+    declared_nan: output name -> where the reference gives NaN, as published, and the oracle does
+        not. There, and for every gradient, only the oracle is used, since one NaN reaches every
+        gradient.
+    inputs: those of both sides. parameters: the names of the parameters whose gradients are
+        compared; None stands for all.
+    differentiated: the cotangents by output; none if gradients are not compared.
+    inference: the reference's outputs in inference mode. unnested: the same without the nested
+        tensors of torch's encoders; empty if none nests. nested_encoder: the name of such an
+        encoder, or "".
+    own: the reference's run in `dtype`. exact: the oracle's, in float64. budgets: kind -> name ->
+        budget of a tensor.
+    buffers: the reference's buffers before any call, in float64. remembers: whether it keeps state
+        of a call outside its buffers. padding_rows: row `padding_idx` by name of an embedding's
+        parameter.
+    near_decisions, near_sides: sentences on decisions, and on numbers at which a gradient jumps,
+        that lie within rounding of another.
+    has_gradient: whether an output has a gradient. narrowing_casts: the casts to a coarser dtype.
+    again: in a narrow dtype, the same with a budget for what JAX stores; otherwise None.
+    """
+
+    if TYPE_CHECKING:  # a subclass has each as a field, or computes it when it is first read
+
+        @property
+        def dtype(self) -> str: ...
+
+        @property
+        def gradients(self) -> bool: ...
+
+        @property
+        def seed(self) -> int: ...
+
+        @property
+        def precision(self) -> str | None: ...
+
+        @property
+        def as_jax(self) -> bool: ...
+
+        @property
+        def declared_nan(self) -> Arrays: ...
+
+        @property
+        def inputs(self) -> Inputs: ...
+
+        @property
+        def parameters(self) -> frozenset[str] | None: ...
+
+        @property
+        def differentiated(self) -> Arrays: ...
+
+        @property
+        def inference(self) -> Arrays: ...
+
+        @property
+        def unnested(self) -> Arrays: ...
+
+        @property
+        def nested_encoder(self) -> str: ...
+
+        @property
+        def own(self) -> Run: ...
+
+        @property
+        def exact(self) -> Run: ...
+
+        @property
+        def budgets(self) -> Mapping[str, Mapping[str, Budget]]: ...
+
+        @property
+        def buffers(self) -> Arrays: ...
+
+        @property
+        def remembers(self) -> bool: ...
+
+        @property
+        def padding_rows(self) -> Mapping[str, int]: ...
+
+        @property
+        def near_decisions(self) -> tuple[str, ...]: ...
+
+        @property
+        def near_sides(self) -> tuple[str, ...]: ...
+
+        @property
+        def has_gradient(self) -> bool: ...
+
+        @property
+        def narrowing_casts(self) -> tuple[str, ...]: ...
+
+        @property
+        def again(self) -> "Self | None": ...
+
+    def answer(self, question: str) -> Any:
+        """Return what the reference says to a probe's question."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """Notes for every result, such as where the reference comes from."""
+        return ()
+
+    def judge_one(
+        self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
+    ) -> TensorReport:
+        """Judge one float64 tensor.
+
+        beside: the run with which it is compared; None stands for the oracle's run.
+        """
+        # A reference without changed state gives the same outputs in a second call.
+        of = "output" if kind == SECOND and not self.exact.second else kind
+        want = (beside or self.exact).kinds[of][name]
+        own = self.own.kinds[of][name]
+        guide: np.ndarray | None = None if beside else own
+        if self.declared_nan and not beside:
+            declared = self.declared_nan.get(name) if kind == "output" else None
+            guide = None if declared is None else np.where(declared, want, own)
+        budget = self.budgets[of][name]
+        if beside and rms(self.exact.kinds[of][name]) <= budget.zero:
+            budget = replace(budget, zero=math.inf)  # both runs hold only rounding
+        return judge(want, got, guide, budget, kind=kind, name=name, transform=transform)
+
+    def compare(
+        self,
+        run: Run,
+        transform: str,
+        passed_over: Collection[str] = (),
+        beside: Run | None = None,
+    ) -> Iterator[TensorReport]:
+        """Yield one report for each tensor of `run`, under the reference's names.
+
+        Parameter gradients are left out if `run` has none, because no table pairs them, or if the
+        table passes over the parameter. Raises ValueError if another tensor of the reference has no
+        counterpart in `run`.
+
+        beside: as for `judge_one`.
+        """
+        for kind in COMPARED:
+            got = run.kinds[kind]
+            over = passed_over if kind == "gradient of parameter" else ()
+            tensors = {k: a for k, a in self.exact.kinds[kind].items() if k not in over}
+            if kind == "gradient of parameter" and not got:
+                continue
+            if got.keys() != tensors.keys():
+                raise ValueError(
+                    f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
+                )
+            yield from (
+                self.judge_one(kind, name, transform, got[name], beside) for name in tensors
+            )
+            if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
+                return  # this is already a failure, and no cotangent fits
+
+    def would_fail(self, run: Run) -> bool:
+        """Return whether a tensor of `run`, which has a planted bug, fails in the port's place."""
+        return any(
+            self.judge_one(kind, name, PLANTED, got).verdict is Verdict.FAIL
+            for kind in COMPARED
+            for name, got in run.kinds[kind].items()
+        )
+
+    @cached_property
+    def has_power(self) -> bool:
+        """True if the budget of some output is small enough to show an error of POWER times it."""
+        reports = (
+            self.judge_one("output", name, "oracle", want)
+            for name, want in self.exact.kinds["output"].items()
+        )
+        return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
+
+    def judged_again(self, result: Result, judge: Callable[["ReferenceSide"], Result]) -> Result:
+        """In a narrow dtype, judge failures again by the budget of what JAX stores.
+
+        Both ways are correct: to keep each step of a softmax and each partial sum of a bias's
+        gradient in float32, as torch does, or in the dtype, as JAX may. If a tensor still does not
+        pass, doubts name the numbers that lie within rounding of a ReLU's 0.
+
+        judge: the function that made `result`.
+        """
+        last: ReferenceSide = self
+        if self.again and any(report.verdict is Verdict.FAIL for report in result.tensors):
+            last = self.again
+            again = judge(last)
+            pairs = zip(result.tensors, again.tensors, strict=True)
+            result = replace(
+                again, tensors=tuple(a if a.verdict is Verdict.PASS else b for a, b in pairs)
+            )
+        if not self.gradients or all(report.verdict is Verdict.PASS for report in result.tensors):
+            return result
+        near = findings("near-side", last.near_sides)
+        return replace(result, doubts=(*result.doubts, *near))

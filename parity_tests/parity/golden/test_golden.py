@@ -1,0 +1,322 @@
+"""Golden references: judged as by the reference itself, and every wrong use or folder named."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+import jax_attn.parity.golden.folder as folders
+import jax_attn.parity.golden.golden as goldens
+from helpers.parity.small_pairs import PAIRS, Pair
+from jax_attn.parity import Verdict, check, load_golden, prepare
+from jax_attn.parity.golden.codec import Encoder, decode
+from jax_attn.parity.golden.folder import Contents
+from jax_attn.transfer import LINEAR, TransferError, load
+
+ROWS, IN, OUT = 3, 5, 7
+PREPARING = ("reference_call", "dtype", "gradients", "seed", "parameters")
+
+
+def seen(result):
+    """What a golden reference must give, too: all but the note that says that it is one."""
+    kept = [found for found in result.findings if found.kind != "golden-reference"]
+    return result.verdict, result.tensors, kept
+
+
+class Cast(torch.nn.Module):
+    """Errs by its own cast, so that no port can pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(IN, OUT)
+
+    def forward(self, x):
+        return self.up(x.half().float())
+
+
+class Up(nnx.Module):
+    def __init__(self, bias=True):
+        self.up = nnx.Linear(IN, OUT, use_bias=bias, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.up(x)
+
+
+def _errs() -> Pair:
+    reference, layout = Cast(), LINEAR.under("up", "up")
+    ports = {"right": Up(), "other weights": Up()}
+    load(ports["right"], reference.state_dict(), layout)
+    x = np.random.default_rng(0).standard_normal((ROWS, IN))
+    return Pair(reference, ports, (x,), {"layout": layout})
+
+
+@pytest.mark.parametrize("name", [*PAIRS, "errs"])
+def test_judges_as_the_reference_does_in_memory_and_from_a_folder(name, tmp_path):
+    torch.manual_seed(0)
+    pair = {**PAIRS, "errs": _errs}[name]()
+    fixed = {name: option for name, option in pair.options.items() if name in PREPARING}
+    free = {name: option for name, option in pair.options.items() if name not in PREPARING}
+    golden = prepare(pair.reference, pair.inputs, **fixed)
+    golden.save(tmp_path / "golden")
+    loaded = load_golden(tmp_path / "golden", expect_digest=golden.digest)
+    assert replace(loaded).digest == golden.digest  # encoded again
+    for port in pair.ports.values():
+        options = {"transforms": ("eager",)}
+        wanted = check(pair.reference, port, pair.inputs, **pair.options, **options)
+        for each in (golden, loaded):
+            got = check(each, port, **free, **options)
+            if name == "errs" and wanted.verdict is Verdict.FAIL:  # by its weights: see below
+                assert got.verdict is Verdict.FAIL
+                assert got.tensors == wanted.tensors
+            else:
+                assert seen(got) == seen(wanted)
+
+
+# --- one small golden, used in many ways ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def linear():
+    torch.manual_seed(0)
+    reference, x = torch.nn.Linear(IN, OUT), np.random.default_rng(0).standard_normal((ROWS, IN))
+    port, layout = Up(), LINEAR.under("", "up")
+    load(port, reference.state_dict(), layout)
+    return reference, port, (x.astype(np.float32),), layout
+
+
+@pytest.fixture(scope="module")
+def golden(linear):
+    reference, _, inputs, _ = linear
+    return prepare(reference, inputs)
+
+
+@pytest.fixture
+def folder(golden, tmp_path):
+    golden.save(tmp_path / "golden")
+    return tmp_path / "golden"
+
+
+def test_other_weights_are_told_by_digest_and_not_in_which_elements(linear, golden):
+    reference, _, inputs, layout = linear
+    load(other := Up(), reference.state_dict(), layout)
+    other.up.bias[...] = other.up.bias[...].at[2].add(1.0)
+    by_digest = check(golden, other, layout=layout, transforms=("jit",))
+    (differ,) = [f for f in by_digest.failures if f.kind == "weights-differ"]
+    assert "'bias' differs by its digest" in differ
+    (exact,) = [
+        f
+        for f in check(reference, other, inputs, layout=layout, transforms=("jit",)).failures
+        if f.kind == "weights-differ"
+    ]
+    assert "'bias' differs in 1 of 7 elements" in exact
+    (told,) = [f for f in by_digest.notes if f.kind == "golden-reference"]
+    assert golden.digest[:12] in told
+    assert f"torch {torch.__version__}" in told
+
+
+def test_without_a_table_or_with_one_that_does_not_fit(linear, golden):
+    _, port, _, _ = linear
+    kinds = {f.kind for f in check(golden, port, transforms=("jit",)).findings}
+    assert "weights-not-compared" in kinds
+    wrong = check(golden, port, layout=LINEAR.under("", "down"), transforms=("jit",))
+    assert {f.kind for f in wrong.failures} == {"weights-differ"}
+
+
+OTHERWISE = {
+    "inputs": {"inputs": (np.ones((ROWS, IN), np.float32),)},
+    "dtype": {"dtype": "bfloat16"},
+    "gradients": {"gradients": False},
+    "seed": {"seed": 1},
+    "reference_call": {"reference_call": lambda module, x: module(x)},
+    "parameters": {"parameters": "bias"},
+}
+
+
+def test_what_is_fixed_is_refused_by_name_and_all_at_once(linear, golden):
+    _, port, _, _ = linear
+    for name, asked in OTHERWISE.items():
+        with pytest.raises(ValueError, match=f"^{name}: .*captured") as refused:
+            check(golden, port, **asked)
+        assert len(str(refused.value).splitlines()) == 1
+    asked = {name: value for each in OTHERWISE.values() for name, value in each.items()}
+    with pytest.raises(ValueError, match="reference_call") as refused:
+        check(golden, port, **asked)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [*OTHERWISE]
+
+
+def test_what_is_fixed_may_be_repeated_and_the_rest_is_free(linear, golden):
+    _, port, inputs, layout = linear
+    same = {"dtype": "float32", "gradients": True, "seed": 0, "parameters": "*"}
+    mesh = jax.make_mesh((1,), ("data",))
+    free = {"transforms": ("grad",), "strict": True, "mesh": mesh, "layout": layout}
+    result = check(golden, port, inputs, **same, **free)
+    assert {t.transform for t in result.tensors} == {"grad", "grad, beside one device"}
+    assert "nothing-cut" in {f.kind for f in result.doubts}
+
+
+def test_selected_parameters_are_compared_alone(linear):
+    reference, port, inputs, layout = linear
+    options = {"layout": layout, "transforms": ("jit",)}
+    golden = prepare(reference, inputs, parameters="bias")
+    wanted = check(reference, port, inputs, parameters="bias", **options)
+    assert seen(check(golden, port, **options)) == seen(wanted)
+    assert "grad bias" in {t.label for t in wanted.tensors}
+    assert "grad weight" not in {t.label for t in wanted.tensors}
+
+
+def test_a_port_with_other_outputs_or_parameters_is_named(linear, golden):
+    _, port, _, layout = linear
+    with pytest.raises(ValueError, match=r"output: the reference has \['output'\], .*'other'"):
+        check(golden, port, port_call=lambda module, x: {"other": module(x)})
+    without = check(golden, Up(bias=False), layout=layout, transforms=("jit",))
+    assert "`bias`" in str([f for f in without.failures if f.kind == "weights-differ"])
+
+
+def test_an_explanation_is_asked_for_where_the_reference_is(golden):
+    result = check(golden, Up(), transforms=("jit",))
+    assert result.verdict is Verdict.FAIL
+    assert result.explained().explanation is None
+    with pytest.raises(ValueError, match=r"where the reference is, call parity\.explain"):
+        result.explain()
+
+
+@pytest.mark.parametrize("argument", ["reference", "inputs", "dtype", "gradients", "seed"])
+def test_prepare_names_wrong_arguments(linear, argument):
+    reference, _, inputs, _ = linear
+    given = {"reference": reference, "inputs": inputs, argument: object()}
+    with pytest.raises((TypeError, ValueError), match=f"^{argument}: expected"):
+        prepare(**given)
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+def test_the_digest_is_of_everything(linear, golden):
+    reference, _, (x,), _ = linear
+    other = torch.nn.Linear(IN, OUT)
+    other.load_state_dict(reference.state_dict())
+    assert prepare(other, (x,)).digest == golden.digest
+    with torch.no_grad():
+        other.bias[0] += 1
+    others = [
+        prepare(other, (x,)),
+        prepare(reference, (2 * x,)),
+        prepare(reference, (x,), seed=1),
+        prepare(reference, (x,), gradients=False),
+    ]
+    assert len({golden.digest, *(each.digest for each in others)}) == 1 + len(others)
+
+
+def _truncated(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def _edited(path):
+    held = bytearray(path.read_bytes())
+    held[-1] ^= 1  # the last byte of an array
+    path.write_bytes(held)
+
+
+def _with(**changed):
+    def change(path):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+    return change
+
+
+def _reworded(path):
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+
+
+DATA, ARRAYS = "golden.json", "arrays.safetensors"
+DAMAGE = {
+    "half-copied, without data": (DATA, lambda path: path.unlink(), "got no golden.json"),
+    "half-copied, without arrays": (ARRAYS, lambda path: path.unlink(), "got no arrays"),
+    "truncated data": (DATA, _truncated, "golden.json: expected a golden reference"),
+    "truncated arrays": (ARRAYS, _truncated, "arrays.safetensors: cannot be read"),
+    "edited data": (DATA, _reworded, "golden.json: was changed after it was written"),
+    "edited arrays": (ARRAYS, _edited, "were changed after they were written"),
+    "another digest": (DATA, _with(digest="0" * 64), "golden.json: was changed"),
+    "no JSON": (DATA, lambda path: path.write_text("x"), "golden.json: expected a golden"),
+    "a newer format": (DATA, _with(format=2), "expected format 1 or older, got 2"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_folder_is_refused_and_the_damage_named(name, folder):
+    file, damage, message = DAMAGE[name]
+    load_golden(folder)
+    damage(folder / file)
+    with pytest.raises(ValueError, match=message):
+        load_golden(folder)
+
+
+def test_a_folder_that_is_missing_or_another_is_refused(folder, golden, tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        load_golden(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=f"with digest {'0' * 64}, got {golden.digest}"):
+        load_golden(folder, expect_digest="0" * 64)
+    replace(golden, seed=1).save(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / DATA, folder / DATA)
+    with pytest.raises(ValueError, match="with digest"):
+        load_golden(folder, expect_digest=golden.digest)
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(golden, folder, monkeypatch):
+    with pytest.raises(TransferError, match="does not exist yet"):
+        golden.save(folder)
+
+    def full(path, arrays):
+        path.write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(folders, "save_checkpoint", full)
+    with pytest.raises(TransferError, match="No space left"):
+        golden.save(folder.with_name("second"))
+    assert [path.name for path in folder.parent.iterdir()] == ["golden"]
+
+
+def test_much_is_written_only_after_a_yes(golden, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(goldens, "LARGE", 100)
+    with pytest.raises(ValueError, match=f"expected a yes to {golden.size:,} bytes"):
+        golden.save(tmp_path / "golden")
+    assert not (tmp_path / "golden").exists()
+    assert f"{golden.size:,} bytes" in capsys.readouterr().err
+    golden.save(tmp_path / "golden", yes=True)
+    assert golden.digest in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "bytes_each"), [("float32", 16), ("bfloat16", 18)])
+def test_a_parameter_takes_as_many_bytes_as_is_said(dtype, bytes_each):
+    rows, width = 101, 97
+    reference = torch.nn.Linear(width, rows).to(getattr(torch, dtype))
+    size = prepare(reference, (np.ones((1, width)),), dtype=dtype).size
+    assert bytes_each < size / (rows * width) < bytes_each + 2.5
+
+
+class Other:
+    pass
+
+
+def test_only_known_types_are_written_or_made(golden):
+    with pytest.raises(TypeError, match="cannot hold Linear at /answers/weights"):
+        Encoder(goldens.TYPES).encode(replace(golden, answers={"weights": torch.nn.Linear(1, 1)}))
+    for data in ({"$": "Other"}, {"$": "os.system", "command": "true"}, {"no": "type"}):
+        with pytest.raises(LookupError):
+            decode(data, {}, goldens.TYPES)
+
+
+def test_what_is_written_is_read_back():
+    values = (None, True, 3, 0.1, -np.inf, "a", frozenset("ab"), {"$": ("x", {})}, np.arange(3))
+    encoder = Encoder({})
+    data = json.loads(json.dumps(encoder.encode(values), allow_nan=False))
+    *others, array = decode(data, encoder.arrays, {})
+    assert (*others,) == values[:-1]
+    assert array is values[-1]
+    twice = Contents.of(*(lambda e: (e.encode(2 * (values[-1],)), e.arrays))(Encoder({})))
+    assert len(twice.arrays) == 1

@@ -84,10 +84,6 @@ class Workload:
         return 4 * self.B * self.N * self.T * self.S * (4 if mode == BACKWARD else 2)
 
 
-class PairError(ValueError):
-    """There is no pair to compare; the message is complete without a traceback."""
-
-
 @dataclass(frozen=True)
 class PairWorkload:
     """A user's own pair.

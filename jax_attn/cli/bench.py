@@ -17,12 +17,13 @@ from jax_attn.bench.implementations import (
     by_default,
 )
 from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
-from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES, PairError
+from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.common.devices import expect_gpu
 from jax_attn.cli.common.selection import numbers
 from jax_attn.cli.status import WrongInput, expect_installed
 from jax_attn.environment import settle_platforms
+from jax_attn.parity.pair.errors import PairError
 
 MODES = (*PAIR_MODES, *CACHED)
 _FETCH = "`hf download org/model --local-dir FOLDER` downloads one"
@@ -60,8 +61,8 @@ class _Bench(click.Group):
 @click.option(
     "--pair",
     metavar="FILE.py:FUNCTION",
-    help="Measure your own pair: the function returns (torch module, NNX module, inputs[, layout[, "
-    "(reference_call, port_call)]]), as parity.check takes them.",
+    help="Measure your own pair: the function returns (torch module, NNX module, inputs) or a "
+    "parity.Pair, as for `jax-attn check`.",
 )
 @click.option(
     "--lengths",

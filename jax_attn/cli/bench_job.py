@@ -18,10 +18,10 @@ from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import usable_cores
 from jax_attn.bench.record import Record, Status
 from jax_attn.bench.results import page, plot, table
-from jax_attn.bench.workload import PairError
 from jax_attn.cli.common import progress
 from jax_attn.cli.status import Exit
 from jax_attn.parity.judge.text import console
+from jax_attn.parity.pair.errors import PairError
 from jax_attn.report.files import RESULT_FILES, write
 
 

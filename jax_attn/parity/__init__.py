@@ -11,14 +11,17 @@ if TYPE_CHECKING:
     from jax_attn.parity.golden.prepare import prepare
     from jax_attn.parity.judge.compare import Verdict
     from jax_attn.parity.judge.result import ParityError, Result
+    from jax_attn.parity.pair.pair import Pair, TrainingPair
     from jax_attn.training.check_training import check_training
     from jax_attn.training.optimizers.optax_like import optax_like
 
 __all__ = [
     "Explanation",
     "Golden",
+    "Pair",
     "ParityError",
     "Result",
+    "TrainingPair",
     "Verdict",
     "check",
     "check_training",
@@ -38,6 +41,8 @@ _HOMES = {
     "suggest_inputs": "jax_attn.parity.checking.suggestion.suggest_inputs",
     "check_training": "jax_attn.training.check_training",
     "optax_like": "jax_attn.training.optimizers.optax_like",
+    "Pair": "jax_attn.parity.pair.pair",
+    "TrainingPair": "jax_attn.parity.pair.pair",
     "Result": "jax_attn.parity.judge.result",
     "ParityError": "jax_attn.parity.judge.result",
     "Verdict": "jax_attn.parity.judge.compare",

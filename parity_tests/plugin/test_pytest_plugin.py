@@ -202,7 +202,7 @@ def test_the_report_has_every_check_in_the_schema_of_verify(run, pytester):
     report = pytester.path / "a" / "report"
     assert sorted(p.name for p in report.iterdir()) == ["index.html", "result.json", "summary.md"]
     document = json.loads((report / "result.json").read_text())
-    keys = ["schema_version", "environment", "complete", "summary", "cases", "compiled"]
+    keys = ["schema", "environment", "complete", "summary", "cases", "compiled"]
     assert list(document) == keys
     assert document["environment"] == {"python": "3"}
     assert document["summary"]["inconclusive"] == 1

@@ -17,9 +17,11 @@ from jax_attn.bench.engine.rounds import Limits
 from jax_attn.bench.engine.session import Session
 from jax_attn.bench.engine.worker import RefusedError, WorkerError, usable_cores
 from jax_attn.bench.implementations import EAGER, WAYS, by_default
-from jax_attn.bench.pair.made import pair_of
+from jax_attn.bench.pair.made import timed
 from jax_attn.bench.record import Record
-from jax_attn.bench.workload import PAIR_MODES, PairError
+from jax_attn.bench.workload import PAIR_MODES
+from jax_attn.parity.pair.errors import PairError
+from jax_attn.parity.pair.pair import Pair
 from jax_attn.transfer import Layout
 
 _JAX_SETTINGS = ("jax_default_matmul_precision", "jax_enable_compilation_cache")
@@ -88,8 +90,15 @@ def compare_speed(
             "device: expected a GPU that torch can use, because JAX uses one; set "
             "JAX_PLATFORMS=cpu to use the CPU in both"
         )
-    given = (reference, port, inputs, layout, (reference_call, port_call))
-    pair = pair_of("compare_speed", given, problems)
+    given = Pair(
+        reference,
+        port,
+        inputs,
+        layout=layout,
+        reference_call=reference_call,
+        port_call=port_call,
+    )
+    pair = timed("compare_speed", given, problems)
     plan = BenchPlan(
         ways,
         threads or cores,

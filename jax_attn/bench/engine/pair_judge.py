@@ -10,8 +10,8 @@ import torch
 from flax import nnx
 
 from jax_attn.bench.engine.judge import fields
-from jax_attn.bench.pair.made import made, of_user
-from jax_attn.bench.pair.pair import Pair, described, digests
+from jax_attn.bench.pair.made import made
+from jax_attn.bench.pair.pair import TimedPair, described, digests
 from jax_attn.bench.programs.torch_pair import TorchPair
 from jax_attn.bench.workload import (
     BACKWARD,
@@ -21,13 +21,12 @@ from jax_attn.bench.workload import (
     FORWARD,
     PREFILL,
     STEP,
-    PairError,
     PairWorkload,
 )
 from jax_attn.parity.checking.check import check
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
-from jax_attn.parity.run.call_side import RaisedError
+from jax_attn.parity.pair.errors import PairError, told
 from jax_attn.parity.run.torch_settings import plain_kernels
 
 # Whether a mode has a cache -> why a pair lacks it.
@@ -40,7 +39,7 @@ _LACKS = {
 class PairJudge:
     """Server; call `load` first. named, lengths: as `made` takes them."""
 
-    def __init__(self, named: str | Pair, lengths: tuple[int, ...]) -> None:
+    def __init__(self, named: str | TimedPair, lengths: tuple[int, ...]) -> None:
         self.named, self.lengths = named, lengths
 
     def load(self) -> dict[str, str]:
@@ -66,14 +65,14 @@ class PairJudge:
             whys = dict.fromkeys(_LACKS[mode in CACHED] for mode in lacking)
             raise PairError(f"{name}: {got}: {'; '.join(whys)}")
         modes = modes or pair.usual_modes
-        once = pair.lengths[:1] if pair.check else pair.lengths
+        once = pair.lengths[:1] if pair.own_check else pair.lengths
         verdicts = [self._judged(length) for length in once]
         side = TorchPair(pair, "cpu")
         workloads = [
             PairWorkload(
                 f"{name}, length {length}" if length else name,
                 described(pair.at(length)),
-                _dtype(pair),
+                pair.options["dtype"],
                 tuple(flops(side, length, modes).items()),
                 length,
                 tuple(_reads(pair.at(length), modes).items()),
@@ -85,9 +84,9 @@ class PairJudge:
     def _judged(self, length: int) -> dict[str, Any]:
         pair = self.pair.at(length)
         try:
-            result = pair.check() if pair.check else _checked(pair)
-        except (RaisedError, TypeError, ValueError) as error:
-            raise PairError(f"{error}\n{of_user(error)}") from error
+            result = pair.own_check() if pair.own_check else _checked(pair)
+        except (TypeError, ValueError) as error:
+            raise PairError(told(error)) from error
         return fields(result.verdict, map(str, result.reasons), result.tensors)
 
 
@@ -114,7 +113,7 @@ def flops(side: TorchPair, length: int, modes: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def _reads(pair: Pair, modes: Sequence[str]) -> dict[str, int]:
+def _reads(pair: TimedPair, modes: Sequence[str]) -> dict[str, int]:
     """Return the bytes of the parameters by mode; decode adds those of the cache.
 
     Parameters of embeddings are left out, because a call reads only one row for each token.
@@ -130,21 +129,6 @@ def _reads(pair: Pair, modes: Sequence[str]) -> dict[str, int]:
     return by_mode
 
 
-def _checked(pair: Pair) -> Result:
-    call_reference, call_port = pair.calls
-    return check(
-        pair.reference,
-        pair.port,
-        pair.inputs,
-        layout=pair.layout,
-        reference_call=call_reference,
-        port_call=call_port,
-        dtype=_dtype(pair),
-        transforms=("jit",),
-    )
-
-
-def _dtype(pair: Pair) -> str:
-    """Return the dtype of the reference's first floating-point parameter, or float32."""
-    floats = (p.dtype for p in pair.reference.parameters() if p.is_floating_point())
-    return str(next(floats, "torch.float32")).removeprefix("torch.")
+def _checked(pair: TimedPair) -> Result:
+    options = pair.options | {"transforms": ("jit",)}
+    return check(pair.reference, pair.port, pair.inputs, **options)

@@ -9,7 +9,7 @@ from jax_attn.bench.implementations import IMPLEMENTATIONS, REFERENCE
 from jax_attn.bench.workload import Workload
 
 if TYPE_CHECKING:
-    from jax_attn.bench.pair.pair import Pair
+    from jax_attn.bench.pair.pair import TimedPair
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class BenchPlan:
     implementations: tuple[str, ...]
     threads: int
     workloads: tuple[Workload, ...] = ()
-    pair: "str | Pair | None" = None
+    pair: "str | TimedPair | None" = None
     modes: tuple[str, ...] = ()
     baseline: str = REFERENCE
     device: str = "cpu"

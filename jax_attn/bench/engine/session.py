@@ -21,9 +21,10 @@ from jax_attn.bench.record import (
     Record,
     Status,
 )
-from jax_attn.bench.workload import CACHED, MODES, PairError, PairWorkload, Workload
+from jax_attn.bench.workload import CACHED, MODES, PairWorkload, Workload
 from jax_attn.environment import describe, version
 from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.pair.errors import PairError
 
 PEERS = ("equinox", "keras", "torchax", "psutil", "matplotlib")
 NOT_TIMED = "not timed"

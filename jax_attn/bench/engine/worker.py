@@ -13,7 +13,7 @@ from typing import Any
 
 from jax_attn.bench.engine import memory
 from jax_attn.bench.programs.program import UnsuitedError
-from jax_attn.bench.workload import PairError
+from jax_attn.parity.pair.errors import PairError
 
 # A hang must not block the run for ever. The slowest answer is that of a large compilation.
 PATIENCE_SECONDS = 900.0

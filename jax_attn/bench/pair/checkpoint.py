@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from jax_attn.bench.arrays import SEED
-from jax_attn.bench.pair.pair import Cached, Pair
-from jax_attn.bench.workload import PairError
+from jax_attn.bench.pair.pair import Cached, TimedPair
 from jax_attn.environment import install_line, version
 from jax_attn.models.inputs import longest
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.pair.errors import PairError
 from jax_attn.porting.verify.model_pair import logits_of
 from jax_attn.transfer import TransferError
 from jax_attn.transfer.files.port_folder import read_config
@@ -24,7 +24,7 @@ LENGTH = 128
 """The number of tokens, unless lengths are given."""
 
 
-def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
+def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> TimedPair:
     """Return the two models on one row of tokens, with the float32 check of `jax-attn verify`.
 
     torch is timed with `scaled_dot_product_attention`, if transformers supports it for the model;
@@ -62,15 +62,16 @@ def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> Pair:
     rng = np.random.default_rng(SEED)
     tokens = rng.integers(1, embedding.vocab_size, (1, max(lengths))).astype(np.int32)
     by_length = {length: {"tokens": tokens[:, :length]} for length in lengths}
-    return Pair(
+    return TimedPair(
         reference,
         models.port,
         by_length[lengths[0]],
-        models.layout,
-        (_torch_output, _port_output),
-        by_length,
-        (_OF_TORCH, _OF_PORT) if models.has_cache else None,
-        check,
+        layout=models.layout,
+        reference_call=_torch_output,
+        port_call=_port_output,
+        by_length=by_length,
+        cached=(_OF_TORCH, _OF_PORT) if models.has_cache else None,
+        own_check=check,
     )
 
 

@@ -2,16 +2,16 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flax import nnx
 
 from jax_attn.bench.workload import CACHED, FORWARD, PAIR_MODES, STEP
-from jax_attn.transfer import Layout, flatten
-
-Inputs: TypeAlias = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
+from jax_attn.parity.pair.pair import Inputs, Pair
+from jax_attn.transfer import flatten
 
 RATE, DECAY = 1e-3, 1e-2
 """The learning rate and weight decay of AdamW in a training step."""
@@ -28,22 +28,18 @@ class Cached(NamedTuple):
     step: Callable[..., Any]
 
 
-class Pair(NamedTuple):
-    """A reference and its port; the first five fields are arguments of `parity.check`.
+@dataclass(frozen=True, eq=False)
+class TimedPair(Pair):
+    """A pair as the bench times it; `parity.check` runs it with the arguments of the `Pair`.
 
     by_length: length -> inputs, if several lengths are measured. cached: functions of the reference
-    and of the port, if they have a cache. check: a check of the pair's own, which returns a
+    and of the port, if they have a cache. own_check: a check of the pair's own, which returns a
     `Result`; by default `parity.check` runs on the inputs.
     """
 
-    reference: torch.nn.Module
-    port: nnx.Module
-    inputs: Inputs
-    layout: Layout | None = None
-    calls: tuple[Callable[..., Any] | None, Callable[..., Any] | None] = (None, None)
-    by_length: Mapping[int, Inputs] = {}
-    cached: tuple[Cached, Cached] | None = None
-    check: Callable[[], Any] | None = None
+    by_length: Mapping[int, Inputs] = field(default_factory=dict, kw_only=True)
+    cached: tuple[Cached, Cached] | None = field(default=None, kw_only=True)
+    own_check: Callable[[], Any] | None = field(default=None, kw_only=True)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -64,9 +60,9 @@ class Pair(NamedTuple):
             return self.modes
         return tuple(mode for mode in (*CACHED, STEP) if mode in self.modes)
 
-    def at(self, length: int) -> "Pair":
+    def at(self, length: int) -> "TimedPair":
         """Return the pair with its inputs of this length."""
-        return self._replace(inputs=self.by_length.get(length, self.inputs))
+        return replace(self, inputs=self.by_length.get(length, self.inputs))
 
     @property
     def named_inputs(self) -> dict[str, np.ndarray]:
@@ -76,11 +72,11 @@ class Pair(NamedTuple):
         return {str(i): a for i, a in enumerate(self.inputs)}
 
     def call_reference(self, *args: Any, **kwargs: Any) -> Any:
-        call = self.calls[0] or _called
+        call = self.reference_call or _called
         return call(self.reference, *args, **kwargs)
 
     def call_port(self, port: nnx.Module, *args: Any, **kwargs: Any) -> Any:
-        call = self.calls[1] or _called
+        call = self.port_call or _called
         return call(port, *args, **kwargs)
 
     def with_arrays(self, arrays: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -90,7 +86,7 @@ class Pair(NamedTuple):
         return tuple(arrays.values()), {}
 
 
-def described(pair: Pair) -> str:
+def described(pair: TimedPair) -> str:
     """Return the names, dtypes and shapes of the inputs in one line."""
     return ", ".join(
         f"{name} {np.dtype(a.dtype).name}{list(a.shape)}" for name, a in pair.named_inputs.items()
@@ -101,7 +97,7 @@ def _called(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
-def digests(pair: Pair) -> dict[str, str]:
+def digests(pair: TimedPair) -> dict[str, str]:
     """Return SHA-256 digests of the inputs and of the state of both sides, by name."""
     arrays = {
         f"input {name}" + f" of length {length}" * bool(length): np.asarray(a)

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jax_attn.bench.pair.pair import DECAY, RATE, Pair
+from jax_attn.bench.pair.pair import DECAY, RATE, TimedPair
 from jax_attn.bench.programs.operations import (
     OPTIMIZER,
     Operations,
@@ -22,11 +22,11 @@ from jax_attn.bench.programs.program import TimedCall
 from jax_attn.bench.workload import BACKWARD, CACHE, DECODE, FORWARD, PREFILL, STEP
 
 
-def jitted(pair: Pair, device: str) -> "JaxPair":
+def jitted(pair: TimedPair, device: str) -> "JaxPair":
     return JaxPair(pair)
 
 
-def donated(pair: Pair, device: str) -> "JaxPair":
+def donated(pair: TimedPair, device: str) -> "JaxPair":
     return JaxPair(pair, donate_argnums=(0, 1))
 
 
@@ -35,7 +35,7 @@ class JaxPair:
 
     compiled = True
 
-    def __init__(self, pair: Pair, **of_step: Any) -> None:
+    def __init__(self, pair: TimedPair, **of_step: Any) -> None:
         split: Any = nnx.split(pair.port, nnx.Param, nnx.Not(nnx.Param))
         graph, params, rest = split
         # A donated array is lost, but these belong to the caller.

@@ -8,38 +8,41 @@ call repeats the same one.
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from jax_attn.bench.pair.pair import DECAY, RATE, Cached, Pair
+from jax_attn.bench.pair.pair import DECAY, RATE, Cached, TimedPair
 from jax_attn.bench.programs.operations import Operations, torch_operations
 from jax_attn.bench.workload import BACKWARD, CACHE, DECODE, FORWARD, PREFILL, STEP
 from jax_attn.transfer.arrays import as_torch
 
 
-def eager(pair: Pair, device: str) -> "TorchPair":
+def eager(pair: TimedPair, device: str) -> "TorchPair":
     return TorchPair(pair, device)
 
 
-def compiled(pair: Pair, device: str) -> "TorchPair":
+def compiled(pair: TimedPair, device: str) -> "TorchPair":
     return TorchPair(pair, device, torch.compile)
 
 
-def reducing_overhead(pair: Pair, device: str) -> "TorchPair":
+def reducing_overhead(pair: TimedPair, device: str) -> "TorchPair":
     return TorchPair(pair, device, partial(torch.compile, mode="reduce-overhead"))
 
 
 class TorchPair:
     """A copy of the reference on one device; its functions are compiled by `compile` if given."""
 
-    def __init__(self, pair: Pair, device: str, compile: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, pair: TimedPair, device: str, compile: Callable[..., Any] | None = None
+    ) -> None:
         self.compiled = compile is not None
         self.device = {"cpu": "cpu", "gpu": "cuda"}[device]
         # Steps change the parameters, but these belong to the caller.
-        self.pair = pair = pair._replace(reference=copy.deepcopy(pair.reference))
+        self.pair = pair = replace(pair, reference=copy.deepcopy(pair.reference))
         self.module = pair.reference.to(self.device)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.optimizer: Any = None

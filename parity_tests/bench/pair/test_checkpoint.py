@@ -21,10 +21,10 @@ from jax_attn.bench.workload import (
     PAIR_MODES,
     PREFILL,
     STEP,
-    PairError,
     PairWorkload,
 )
 from jax_attn.cli import main
+from jax_attn.parity.pair.errors import PairError
 
 T = 7
 
@@ -39,7 +39,8 @@ def folders(small):
 def test_each_step_reads_the_same_token_behind_the_prompt(name, folders):
     """In float64, beside a pass over the prompt and that token."""
     pair = pair_of_checkpoint(folders(name), (T,))
-    (torch_call, port_call), (of_torch, of_port) = pair.calls, pair.cached
+    torch_call, port_call = pair.reference_call, pair.port_call
+    of_torch, of_port = pair.cached
     tokens = pair.inputs["tokens"]
     whole = np.concatenate([tokens, tokens[:, :1]], axis=1)
 

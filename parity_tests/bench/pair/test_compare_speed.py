@@ -1,5 +1,7 @@
 """A pair is timed if it agrees; what is timed, counted and left as it was."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
@@ -15,10 +17,11 @@ from jax_attn.bench.engine.processes import Processes
 from jax_attn.bench.engine.runner import Runner
 from jax_attn.bench.engine.session import UNTRUSTED, Session
 from jax_attn.bench.engine.worker import LostError
-from jax_attn.bench.pair.pair import Pair
+from jax_attn.bench.pair.pair import TimedPair
 from jax_attn.bench.programs.torch_pair import TorchPair
 from jax_attn.bench.record import Record, Status
-from jax_attn.bench.workload import PAIR_MODES, STEP, PairError, PairWorkload
+from jax_attn.bench.workload import PAIR_MODES, STEP, PairWorkload
+from jax_attn.parity.pair.errors import PairError
 from jax_attn.transfer import Layout, linear, load
 from jax_attn.transfer import row as pairing
 
@@ -36,7 +39,7 @@ class Port(nnx.Module):
         return jax.nn.relu(x @ self.up[...]) @ self.down[...]
 
 
-def pair() -> Pair:
+def pair() -> TimedPair:
     torch.manual_seed(0)
     reference = torch.nn.Sequential(
         torch.nn.Linear(D, F, bias=False), torch.nn.ReLU(), torch.nn.Linear(F, D, bias=False)
@@ -44,10 +47,10 @@ def pair() -> Pair:
     port = Port()
     load(port, reference.state_dict(), TABLE)
     x = np.random.default_rng(0).standard_normal((B, D)).astype(np.float32)
-    return Pair(reference, port, (x,), TABLE)
+    return TimedPair(reference, port, (x,), layout=TABLE)
 
 
-def compared(of: Pair, **options) -> Record:
+def compared(of: TimedPair, **options) -> Record:
     given = {"layout": of.layout, "ways": WAYS, "rounds": 5} | options
     return bench.compare_speed(of.reference, of.port, of.inputs, **given)
 
@@ -93,8 +96,7 @@ def test_operations_of_fused_layers_are_counted():
     B, T, D = 2, 7, 6
     module = torch.nn.MultiheadAttention(D, 3, batch_first=True).eval()
     x = np.ones((B, T, D), np.float32)
-    calls = (lambda module, x: module(x, x, x)[0], None)
-    of = Pair(module, Port(), (x,), None, calls)
+    of = TimedPair(module, Port(), (x,), reference_call=lambda module, x: module(x, x, x)[0])
     counted = flops(TorchPair(of, "cpu"), 0, ("forward",))
     assert counted == {"forward": 4 * 2 * B * T * D * D + 2 * 2 * B * T * T * D}
 
@@ -108,7 +110,7 @@ def test_the_record_returns_from_json_and_reads_as_a_table(record):
     assert "| jax.jit donated |" in text
 
 
-def wrong() -> Pair:
+def wrong() -> TimedPair:
     of = pair()
     of.port.up[...] = of.port.up[...].at[0, 0].add(1e-3)
     return of
@@ -183,7 +185,13 @@ def test_all_that_is_wrong_is_told_at_once():
         bench.compare_speed(None, pair().port, [1], reference_call=3, threads=10**6, **wrong)
     for text in (
         "reference: expected a torch.nn.Module, got NoneType",
-        *("inputs: ", "calls: ", "modes: expected some of", "ways: expected", "baseline: expected"),
+        *(
+            "inputs: ",
+            "reference_call: ",
+            "modes: expected some of",
+            "ways: expected",
+            "baseline: expected",
+        ),
         *("rounds: expected at least 1, got 0", "threads: expected 1 to"),
     ):
         assert text in str(told.value)
@@ -199,4 +207,4 @@ def test_a_frozen_reference_is_timed_forward_alone():
 
 def test_what_it_raises_is_told():
     with pytest.raises(PairError, match=r"expected it to run on inputs 0 float32\[3, 4\]"):
-        compared(pair()._replace(inputs=(np.ones((B, D - 1), np.float32),)))
+        compared(replace(pair(), inputs=(np.ones((B, D - 1), np.float32),)))

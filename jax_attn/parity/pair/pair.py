@@ -1,0 +1,110 @@
+"""Pairs of a reference and its port, with the arguments by which they are checked."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import optax
+    import torch
+    from jax.sharding import Mesh, PartitionSpec
+
+    from jax_attn.training.recipe import MakeOptimizer, MakeScheduler
+    from jax_attn.transfer import Layout
+
+Inputs: TypeAlias = "tuple[np.ndarray, ...] | Mapping[str, np.ndarray]"
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A reference, its port and their inputs, with the other arguments of `parity.check`.
+
+    `jax-attn check`, `bench --pair` and `parity.check(p.reference, p.port, p.inputs, **p.options)`
+    take it. Nothing is validated before it is checked.
+
+    Attributes:
+      reference: the torch module.
+      port: its port.
+      inputs: NumPy arrays by position (a tuple) or by keyword (a dict).
+      layout, reference_call, port_call, gradients, transforms, seed, strict, parameters, mesh,
+        specs: as for `parity.check`.
+      dtype: the dtype of both; None stands for that of the reference's first floating-point
+        parameter, or float32 if it has none.
+    """
+
+    reference: "torch.nn.Module"
+    port: Any
+    inputs: Inputs
+    _: KW_ONLY
+    layout: "Layout | None" = None
+    reference_call: Callable[..., Any] | None = None
+    port_call: Callable[..., Any] | None = None
+    dtype: str | None = None
+    gradients: bool = True
+    transforms: Sequence[str] = ("eager", "jit")
+    seed: int = 0
+    strict: bool = False
+    parameters: str | tuple[str, ...] | None = None
+    mesh: "Mesh | None" = None
+    specs: "Mapping[str, PartitionSpec] | None" = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `parity.check` beyond the first three, by name."""
+        return _options(self, Pair)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPair:
+    """A reference, its port and their batches, with the other arguments of `check_training`.
+
+    `jax-attn check --training` and `parity.check_training(p.reference, p.port, p.batches,
+    **p.options)` take it.
+
+    Attributes:
+      reference: the torch module.
+      port: its port.
+      batches: dicts of NumPy arrays, each with a "target".
+      layout, optimizer, loss, steps, schedule, clip_norm, clip_value, accumulate, accumulated,
+        port_optimizer, reference_call, port_call: as for `parity.check_training`.
+      dtype: as in a `Pair`.
+    """
+
+    reference: "torch.nn.Module"
+    port: Any
+    batches: "Sequence[Mapping[str, np.ndarray]]"
+    _: KW_ONLY
+    layout: "Layout"
+    optimizer: "MakeOptimizer"
+    loss: str | tuple[Callable[..., Any], Callable[..., Any]]
+    steps: int = 10
+    schedule: "MakeScheduler | None" = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    accumulated: str = "sum"
+    port_optimizer: "optax.GradientTransformation | None" = None
+    reference_call: Callable[..., Any] | None = None
+    port_call: Callable[..., Any] | None = None
+    dtype: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `parity.check_training` beyond the first three, by name."""
+        return _options(self, TrainingPair)
+
+
+def _options(pair: Pair | TrainingPair, kind: type) -> dict[str, Any]:
+    options = {f.name: getattr(pair, f.name) for f in fields(kind) if f.kw_only}
+    return options | {"dtype": options["dtype"] or _dtype(pair.reference)}
+
+
+def _dtype(reference: Any) -> str:
+    """Return the dtype of the reference's first floating-point parameter, or float32."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(reference, torch.nn.Module):
+        return "float32"
+    floats = (p.dtype for p in reference.parameters() if p.is_floating_point())
+    return str(next(floats, "torch.float32")).removeprefix("torch.")

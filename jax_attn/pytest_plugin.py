@@ -6,9 +6,11 @@ nothing heavy is imported before a test asks for it.
 
 import difflib
 import inspect
+import os
 import unittest
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -172,8 +174,20 @@ class Parity:
         self._unsent: list[Result] = []
         self.last: Result | None = None
 
-    def __call__(self, reference: Any, port: Any, inputs: Any, **arguments: Any) -> "Result":
+    def __call__(
+        self,
+        reference: Any,
+        port: Any,
+        inputs: Any = None,
+        *,
+        expect_digest: str | None = None,
+        **arguments: Any,
+    ) -> "Result":
         """Run `check` with the marker's keywords, which the call may override; return the `Result`.
+
+        Without inputs, `reference` is a `Golden`, or the folder of one, relative to the test's
+        file. It has a dtype of its own, so the marker need not name it. expect_digest: of a folder,
+        as for `load_golden`.
 
         Raises ParityError if the verdict is FAIL or INCONCLUSIVE, ValueError if the dtype is not
         the marker's, and whatever `check` raises for arguments that cannot be checked.
@@ -181,14 +195,42 @@ class Parity:
         __tracebackhide__ = True
         from jax_attn.parity import check
 
-        return self._checked(check, reference, port, inputs, **self._words | arguments)
+        arguments = self._words | arguments
+        if inputs is None and isinstance(reference, str | os.PathLike):
+            golden = partial(self._check_folder, expect_digest)
+            return self._checked(golden, reference, port, None, **arguments)
+        if expect_digest is not None:
+            raise TypeError(f"expect_digest: expected None without a folder, got {expect_digest!r}")
+        if inputs is not None:
+            self._expect_torch()
+            arguments = {"dtype": self.dtype, **arguments}
+        return self._checked(check, reference, port, inputs, **arguments)
+
+    def _check_folder(
+        self, expect_digest: str | None, folder: Any, port: Any, inputs: None, **arguments: Any
+    ) -> "Result":
+        from jax_attn.parity import check, load_golden
+
+        golden = load_golden(self._item.path.parent / folder, expect_digest=expect_digest)
+        return check(golden, port, inputs, **arguments)
 
     def training(self, reference: Any, port: Any, batches: Any, **arguments: Any) -> "Result":
         """Run `check_training` in the same way; it takes only the dtype from the marker."""
         __tracebackhide__ = True
         from jax_attn.parity import check_training
 
+        self._expect_torch()
+        arguments = {"dtype": self.dtype, **arguments}
         return self._checked(check_training, reference, port, batches, **arguments)
+
+    def _expect_torch(self) -> None:
+        """Fail the test if torch, which runs the reference, is not installed."""
+        __tracebackhide__ = True
+        if not environment.present("torch"):
+            install = environment.install_line("torch")
+            absent = f"torch is not installed, but is needed as the reference: {install}"
+            self.record_not_run(self.dtype, absent)
+            pytest.fail(absent, pytrace=False)
 
     def _checked(
         self, check: Callable[..., "Result"], reference: Any, port: Any, data: Any, **arguments: Any
@@ -196,16 +238,14 @@ class Parity:
         __tracebackhide__ = True
         from jax_attn.parity import ParityError
 
-        arguments = {"dtype": self.dtype, **arguments}
+        dtype = arguments.get("dtype", self.dtype)
         try:
-            if arguments["dtype"] != self._words.get("dtype", arguments["dtype"]):
-                raise ValueError(
-                    f"dtype: expected the marker's, {self.dtype}, got {arguments['dtype']!r}"
-                )
+            if dtype != self._words.get("dtype", dtype):
+                raise ValueError(f"dtype: expected the marker's, {self.dtype}, got {dtype!r}")
             result = check(reference, port, data, **arguments)
         except Exception as error:
             why = f"the check did not run: {type(error).__name__}: {error}"
-            self.record_not_run(arguments["dtype"], why)
+            self.record_not_run(dtype, why)
             raise
         if self._item.config.getoption("--parity-explain"):
             result = result.explained()
@@ -245,7 +285,8 @@ def parity(request: pytest.FixtureRequest) -> Parity:
             reference, port = build(parity.dtype)
             parity(reference, port, (x,), layout=LAYOUT)
 
-    A call returns the `Result`. `parity.training(reference, port, batches, …)` is `check_training`
+    A call returns the `Result`. `parity("folder", port, …)` judges by a golden reference, which
+    needs no torch. `parity.training(reference, port, batches, …)` is `check_training`
     in the marker's dtype. A test that takes the fixture and never calls it fails. If another
     fixture also takes it, and may check during its teardown, pytest has already reported the test
     as passed by then, and adds an error of its teardown.
@@ -253,11 +294,6 @@ def parity(request: pytest.FixtureRequest) -> Parity:
     item = request.node
     dtype_of_test = {"dtype": request.param} if hasattr(request, "param") else {}
     checker = item.stash[_PARITY] = Parity(item, _marked_words(item) | dtype_of_test)
-    if not environment.present("torch"):
-        install = environment.install_line("torch")
-        absent = f"torch is not installed, but is needed as the reference: {install}"
-        checker.record_not_run(checker.dtype, absent)
-        pytest.fail(absent, pytrace=False)
     return checker
 
 

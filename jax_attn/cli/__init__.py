@@ -11,7 +11,7 @@ import click
 from jax_attn.cli.common.signals import Signals
 from jax_attn.cli.status import Exit
 
-COMMANDS = ("verify", "power", "calibrate", "doctor", "bench", "inspect", "port")
+COMMANDS = ("check", "verify", "power", "calibrate", "doctor", "bench", "inspect", "port")
 
 
 class _Lazy(click.Group):

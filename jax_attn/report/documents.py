@@ -12,7 +12,9 @@ from rich.text import Text
 
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import NotRun, Result
-from jax_attn.parity.judge.text import SCHEMA_VERSION, STYLES, colored, number
+from jax_attn.parity.judge.text import STYLES, colored, finite, number
+from jax_attn.report.next_steps import next_steps
+from jax_attn.report.schema import CHECK, RUN
 
 COLUMNS = ("case", "level", "verdict", "worst tensor", "error/budget", "ours/torch's")
 # Column widths of `case_line`; the longest names of tensors and levels fit.
@@ -163,16 +165,27 @@ def as_json(
     not_run: Sequence[NotRun] = (),
     planned: int = 0,
 ) -> str:
-    """Return the run as JSON of schema version 1; "complete" is false if the run was cut short."""
+    """Return the run as JSON, a "run" of `schema`; "complete" is false if it was cut short."""
     document = {
-        "schema_version": SCHEMA_VERSION,
+        "schema": RUN,
         "environment": environment,
         "complete": not missing_part(results, planned),
         "summary": summary(results),
         "cases": [result.as_dict() for result in results],
         "compiled": [item.as_dict() for item in not_run],
     }
-    return json.dumps(document, indent=1, allow_nan=False)
+    return json.dumps(finite(document), indent=1, allow_nan=False)
+
+
+def check_as_json(result: Result, environment: dict[str, Any], command: str) -> str:
+    """Return one check as JSON, a "check" of `schema`. command: the line that ran it."""
+    document = {
+        "schema": CHECK,
+        **result.as_dict(),
+        "next": [step._asdict() for step in next_steps(result, command)],
+        "environment": environment,
+    }
+    return json.dumps(finite(document), indent=1, allow_nan=False)
 
 
 def as_markdown(
@@ -191,14 +204,22 @@ def as_markdown(
         lines.append(f"| {' | '.join((_name(result), *rest))} |")
     not_passed = [result for result in results if result.verdict is not Verdict.PASS]
     if not_passed:
-        lines += ["", "## Not passed", ""]
-        lines += [f"- {_name(result)}: {why}" for result in not_passed for why in result.reasons]
+        lines += ["", "## Not passed"]
+        lines += [line for result in not_passed for line in _section(result)]
     if not_run:
         lines += ["", "## Compiled or refused, not run", ""]
         lines += ["These were not run, so they have no verdict; the level says why.", ""]
         for item in not_run:
             lines.append(f"- {', '.join(f'{k} {v}' for k, v in item.as_dict().items())}")
     return "\n".join(lines) + "\n"
+
+
+def _section(result: Result) -> list[str]:
+    """Return the section of a result that does not pass: its cause, if known, then its reasons."""
+    lines = ["", f"### {result.verdict} {result.name}", ""]
+    if found := result.explanation:
+        lines += [f"Cause: {found['sentence']}", ""]
+    return lines + [f"- {why}" for why in result.reasons]
 
 
 def _name(result: Result) -> str:

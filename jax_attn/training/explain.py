@@ -68,7 +68,8 @@ class TrainingExplanation(Explanation):
     def to_json(self) -> dict:
         """Return plain data for JSON, as `Explanation` does, with the causes of wrong updates."""
         first = None if self.first_wrong is None else self.first_wrong.as_dict()
-        return super().to_json() | {"first_wrong": first, "causes": list(self.causes)}
+        causes = [{"kind": cause.kind, "sentence": str(cause)} for cause in self.causes]
+        return super().to_json() | {"first_wrong": first, "causes": causes}
 
 
 _GRADIENTS, _UPDATES, _FREE_RUN = range(3)

@@ -41,7 +41,7 @@ def verified(tmp_path_factory):
 def test_a_passing_run_leaves_0_and_data_alone_on_stdout(verified):
     outcome, document, _ = verified
     assert outcome.exit_code == 0
-    assert document["schema_version"] == 1
+    assert document["schema"] == "jax-attn.run/1"
     assert document["summary"]["pass"] == len(document["cases"]) > 0
     assert (document["summary"]["fail"], document["summary"]["inconclusive"]) == (0, 0)
     assert document["compiled"] == []

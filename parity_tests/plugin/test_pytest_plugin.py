@@ -150,10 +150,39 @@ def test_port(parity):
 def test_without_torch_a_test_fails_with_the_line_that_installs_it(run, monkeypatch):
     monkeypatch.setenv("ABSENT", "torch")
     result = run(ONE.format('parity("PASS", None, ())'))
-    result.assert_outcomes(errors=1)
+    result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["torch is not installed*pip install*", "parity: 0 pass, 0 fail, 1 inconclusive"]
     )
+
+
+BY_GOLDEN = """
+import jax_attn.parity
+
+{mark}
+def test_port(parity, monkeypatch):
+    def load_golden(folder, *, expect_digest):
+        assert folder.is_absolute()
+        print("read", folder.name, expect_digest)
+        return folder.name
+
+    monkeypatch.setitem(vars(jax_attn.parity), "load_golden", load_golden)
+    parity("PASS", None, expect_digest="abc", strict=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "called"),
+    [
+        ("", "float32 {'strict': True}"),  # the stand-in's own: no dtype is passed
+        ("@pytest.mark.parity(dtype='bfloat16', seed=1)", "bfloat16 {'seed': 1, 'strict': True}"),
+    ],
+)
+def test_a_golden_reference_needs_no_torch_and_no_dtype(mark, called, run, monkeypatch):
+    monkeypatch.setenv("ABSENT", "torch")
+    result = run(BY_GOLDEN.format(mark=mark), "-s")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*read PASS abc", f"called with {called}"])
 
 
 def test_xdist_may_be_absent(run):
@@ -173,7 +202,7 @@ def test_the_report_has_every_check_in_the_schema_of_verify(run, pytester):
     report = pytester.path / "a" / "report"
     assert sorted(p.name for p in report.iterdir()) == ["index.html", "result.json", "summary.md"]
     document = json.loads((report / "result.json").read_text())
-    keys = ["schema_version", "environment", "complete", "summary", "cases", "compiled"]
+    keys = ["schema", "environment", "complete", "summary", "cases", "compiled"]
     assert list(document) == keys
     assert document["environment"] == {"python": "3"}
     assert document["summary"]["inconclusive"] == 1

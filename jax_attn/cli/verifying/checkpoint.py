@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _ONLY_ATTENTION = "only the attention is verified, because the whole model cannot be"
 
+_OWN_PORT = "to verify a port of your own: jax-attn check FILE.py:FUNCTION"
+
 
 class Scope(NamedTuple):
     """The part of a checkpoint to verify; by default the whole model, if its family is supported.
@@ -108,7 +110,8 @@ def _model_problems(path: Path, config: "Config | None", scope: Scope) -> "list[
     if not path.is_dir() and path.name not in USUAL:
         text = "expected a folder, because transformers does not look for a file of this name"
         return [Problem("file", str(path), text, f"pass {path.parent}")]
-    return model_problems(config)
+    problems = model_problems(config)
+    return problems[:-1] + [p if p.hint else p._replace(hint=_OWN_PORT) for p in problems[-1:]]
 
 
 def _verify_model(

@@ -72,31 +72,30 @@ def fixed_problems(
 
     None stands for an argument that is left out.
     """
-    own = golden.answer("weights").parameters
-    names = None if parameters is None else chosen(own, parameters)
-    held = frozenset(own) if golden.parameters is None else golden.parameters
-    asked: dict[str, tuple[bool, str]] = {
-        "inputs": (
-            inputs is not None and not _are_same(inputs, golden),
-            "its own inputs, which differ from these",
-        ),
-        "dtype": (dtype not in (None, golden.dtype), f"{golden.dtype}, got {dtype!r}"),
-        "gradients": (
-            gradients not in (None, golden.gradients),
-            f"{golden.gradients}, got {gradients!r}",
-        ),
-        "seed": (seed not in (None, golden.seed), f"{golden.seed}, got {seed!r}"),
-        "reference_call": (reference_call is not None, f"its own, got {reference_call!r}"),
-        "parameters": (
-            names not in (None, held),
-            f"the {len(held)} that it was captured with, got {parameters!r}",
-        ),
+    every = golden.answer("weights").parameters
+    names = None if parameters is None else chosen(every, parameters)
+    held = frozenset(every) if golden.parameters is None else golden.parameters
+    is_other = {
+        "inputs": inputs is not None and not _are_same(inputs, golden),
+        "dtype": dtype not in (None, golden.dtype),
+        "gradients": gradients not in (None, golden.gradients),
+        "seed": seed not in (None, golden.seed),
+        "reference_call": reference_call is not None,
+        "parameters": names not in (None, held),
+    }
+    own_and_got = {
+        "inputs": ("", "others"),
+        "dtype": (f", {golden.dtype}", repr(dtype)),
+        "gradients": (f", {golden.gradients}", gradients),
+        "seed": (f", {golden.seed}", seed),
+        "reference_call": ("", repr(reference_call)),
+        "parameters": (f", {len(held)} of them", repr(parameters)),
     }
     values = [
-        f"{name}: expected none with a golden reference, or {held}; it is fixed when the reference "
-        "is captured: leave it out, or capture the reference again"
-        for name, (is_other, held) in asked.items()
-        if is_other
+        f"{name}: expected the golden reference's own{its}, got {got}; leave it out, or capture "
+        "the reference again with it"
+        for name, (its, got) in own_and_got.items()
+        if is_other[name]
     ]
     return Problems([], values + _x64_problems(golden.dtype))
 

@@ -15,7 +15,7 @@ from jax_attn.parity.checking.arguments import selected
 from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
 from jax_attn.parity.checking.other_inputs import ignored_integers, kept_outputs
 from jax_attn.parity.checking.reference_errors import left_out_in_inference
-from jax_attn.parity.checking.reference_side import ReferenceSide
+from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
 from jax_attn.parity.checking.weights import WeightComparison, Weights, compare_weights
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import rms
@@ -73,8 +73,17 @@ class Probe(NamedTuple):
         """Return the findings on a port."""
         if self.when_eager and "eager" not in side.transforms:
             return Findings()
-        answer = None if self.question is None else prepared.answer(self.question)
+        try:
+            answer = None if self.question is None else prepared.answer(self.question)
+        except NotAskedError as which:
+            return Findings(notes=(Finding("not-asked", _NOT_ASKED.format(self.question, which)),))
         return self.judge(answer, prepared, side)
+
+
+_NOT_ASKED = (
+    "the reference was not asked for {}, as this version of jax-attn does: {} comes from an older "
+    "one; to ask it, capture the reference again"
+)
 
 
 def _weights(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:

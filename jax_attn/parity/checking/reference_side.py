@@ -19,6 +19,10 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run
 
 
+class NotAskedError(LookupError):
+    """A reference that is not at hand was not asked a question. The argument is a name for it."""
+
+
 class ReferenceSide:
     """A reference on its inputs, as a port is compared with it.
 
@@ -117,7 +121,10 @@ class ReferenceSide:
         def again(self) -> "Self | None": ...
 
     def answer(self, question: str) -> Any:
-        """Return what the reference says to a probe's question."""
+        """Return what the reference says to a probe's question.
+
+        Raises NotAskedError if it was not asked when the reference was at hand.
+        """
         raise NotImplementedError
 
     @property

@@ -110,6 +110,7 @@ class Explanation:
                 {
                     "last_matched": [_pair(pair) for pair in region.last_matched],
                     "first_wrong": _pair(region.first_wrong),
+                    "worst": dict(zip(_ELEMENT, region.first_wrong.worst, strict=True)),
                     "equations": [_tap(tap) for tap in region.equations],
                     "where": where(region.first_wrong),
                     "causes": [_cause(cause) for cause in region.causes],
@@ -118,6 +119,9 @@ class Explanation:
                 for region in self.regions
             ],
         }
+
+
+_ELEMENT = ("index", "got", "expected")
 
 
 def where(pair: Wrong) -> list[str]:

@@ -85,6 +85,8 @@ def read(folder: Path, expect_digest: str | None) -> Contents:
         version, digest = document["format"], document.pop("digest")
         if type(version) is not int or type(digest) is not str:
             raise TypeError(f"format {version!r}, digest {digest!r}")
+        listed = document["arrays"] if version <= FORMAT else {}
+        digests = {name: Digest(tuple(shape), *rest) for name, (shape, *rest) in listed.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         text = f"expected a golden reference, got {error!r}"
         raise ValueError(f"{folder / _DATA}: {text}; {_AGAIN}") from error
@@ -100,7 +102,6 @@ def read(folder: Path, expect_digest: str | None) -> Contents:
             f"{folder}: expected the golden reference with digest {expect_digest}, got {digest}: "
             "it was captured again, or of another reference, inputs or options"
         )
-    digests = {name: Digest(tuple(s), d, h) for name, (s, d, h) in document["arrays"].items()}
     try:
         with load_checkpoint(folder / _ARRAYS) as held:
             arrays = {name: held[name] for name in held}

@@ -17,7 +17,7 @@ import click
 from jax_attn.parity.checking.digests import Digest, Digests
 from jax_attn.parity.checking.other_inputs import OtherInputs, OtherIntegers
 from jax_attn.parity.checking.probes import QUESTIONS_ASKED
-from jax_attn.parity.checking.reference_side import ReferenceSide
+from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
 from jax_attn.parity.checking.weights import Weights
 from jax_attn.parity.golden.codec import Encoder, decode
 from jax_attn.parity.golden.folder import Contents, expect_new, read
@@ -101,6 +101,8 @@ class Golden(ReferenceSide):
         return answer
 
     def answer(self, question: str) -> Any:
+        if question not in self.answers:
+            raise NotAskedError(f"the golden reference {self.digest[:12]}")
         return self.answers[question]
 
     @property
@@ -111,7 +113,7 @@ class Golden(ReferenceSide):
         note = (
             f"judged by the golden reference {self.digest[:12]}{made}: it has "
             "only digests of the weights, which do not tell in which elements they differ; for an "
-            "explanation, run parity.explain(reference, port, inputs, …) where the reference is"
+            "explanation, call parity.explain(reference, port, inputs, …) where the reference is"
         )
         return (StandingNote("golden-reference", note),)
 

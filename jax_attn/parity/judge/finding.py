@@ -17,6 +17,7 @@ KINDS = MappingProxyType(
         "reference-not-finite": "the reference is not finite where the oracle is, or the reverse",
         "scope": "which inputs and transforms were run, and which were not",
         "golden-reference": "the reference was captured before, and is not at hand",
+        "not-asked": "a golden reference of an older version lacks an answer of its reference",
         "gradients-off": "gradients were not compared, as requested",
         "parameters-selected": "only some parameters' gradients were compared, as requested",
         "all-zero": "every compared tensor is zero",

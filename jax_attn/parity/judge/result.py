@@ -186,7 +186,7 @@ class Result:
         return self.report()
 
     def report(self, *, all_tensors: bool = False) -> "Report":
-        """Return the report: the reasons, one line for each tensor, and the notes.
+        """Return the report: the explanation, the reasons, a line for each tensor, and the notes.
 
         `print` shows it as text, and rich in color. `str(result)` is the same report.
 
@@ -209,7 +209,7 @@ class Result:
         notes = [Text(f"note: {note}", style="dim") for note in self.notes]
         more = [Text(_left_out(left_out))] if left_out else []
         found = [Text(f"explained:\n{self.explanation['text']}")] if self.explanation else []
-        return Report(heading, *lines, *([table] if shown else []), *more, *notes, *found)
+        return Report(heading, *found, *lines, *([table] if shown else []), *more, *notes)
 
     def as_dict(self) -> dict:
         """Return plain data for JSON; if there are several transforms, they prefix tensor names."""

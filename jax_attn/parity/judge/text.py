@@ -13,7 +13,7 @@ from rich.text import Text
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 
 SCHEMA_VERSION = 1
-"""Schema version of every JSON document that this package writes about checks."""
+"""Schema version of the JSON documents of `power` and `calibrate`."""
 STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.INCONCLUSIVE: "yellow"}
 
 

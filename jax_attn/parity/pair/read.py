@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from jax_attn.parity.pair.errors import MissingModuleError, PairError, of_user
+from jax_attn.parity.pair.errors import MissingModuleError, PairError, of_user, refusal
 from jax_attn.parity.pair.pair import Pair, TrainingPair
 
 EXPECTED = "expected (reference, port, inputs), a parity.Pair or a parity.TrainingPair"
@@ -90,6 +90,7 @@ def _imported(place: str) -> ModuleType:
 def _told(what: str, error: BaseException) -> PairError:
     """Return the error to raise: the user's own, with the user's lines."""
     message = f"{what}\n{of_user(error)}"
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return MissingModuleError(message, error.name.partition(".")[0])
+    refused = refusal(error)
+    if isinstance(refused, MissingModuleError):
+        return MissingModuleError(message, refused.name)
     return PairError(message)

@@ -35,10 +35,14 @@ from profile_tables import PROFILES
 
 from jax_attn.bench.record import Record
 from jax_attn.bench.results import plot
+from jax_attn.report import schema
 from jax_attn.selfcheck.matrix.rows import published
 
 REFERENCE = "docs/reference"
-PAGES = ("README.md", *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs")))
+PAGES = (
+    "README.md",
+    *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs", "json")),
+)
 SHOWN = (
     "weights_mha-float32-causal",
     "fused_mha-bfloat16-none",
@@ -190,6 +194,7 @@ def tables(
         "avx2": other(AVX2),
         "decode": decode(cached),
         "speed": speed(benchmarks, cached),
+        "schema": schema.tables(),
     } | {of.__name__: of(measuring.kept(of.__name__)) for of in PROFILES}
 
 

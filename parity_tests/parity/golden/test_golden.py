@@ -140,7 +140,7 @@ OTHERWISE = {
 def test_what_is_fixed_is_refused_by_name_and_all_at_once(linear, golden):
     _, port, _, _ = linear
     for name, asked in OTHERWISE.items():
-        with pytest.raises(ValueError, match=f"^{name}: .*captured") as refused:
+        with pytest.raises(ValueError, match=f"^{name}: expected the golden") as refused:
             check(golden, port, **asked)
         assert len(str(refused.value).splitlines()) == 1
     asked = {name: value for each in OTHERWISE.values() for name, value in each.items()}
@@ -175,6 +175,15 @@ def test_a_port_with_other_outputs_or_parameters_is_named(linear, golden):
         check(golden, port, port_call=lambda module, x: {"other": module(x)})
     without = check(golden, Up(bias=False), layout=layout, transforms=("jit",))
     assert "`bias`" in str([f for f in without.failures if f.kind == "weights-differ"])
+
+
+def test_a_question_that_an_older_version_did_not_ask_is_noted(linear, golden):
+    _, port, _, layout = linear
+    answers = {name: a for name, a in golden.answers.items() if name != "read numbers"}
+    result = check(replace(golden, answers=answers), port, layout=layout, transforms=("jit",))
+    (note,) = [found for found in result.notes if found.kind == "not-asked"]
+    assert "read numbers" in note
+    assert result.strict().verdict is Verdict.INCONCLUSIVE
 
 
 def test_an_explanation_is_asked_for_where_the_reference_is(golden):

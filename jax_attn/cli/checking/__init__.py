@@ -1,0 +1,1 @@
+"""The parts of `jax-attn check`: what it runs, and how it runs again."""

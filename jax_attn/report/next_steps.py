@@ -1,0 +1,83 @@
+"""Say what to do after a verdict: which command to run, or what to change before the next check."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.result import Result
+
+
+class Step(NamedTuple):
+    """A step that brings a decision nearer.
+
+    Attributes:
+      change: "inputs", "reference", "pair", "weights" or "port"; "nothing" for a command that only
+        finds out more.
+      sentence: the step in words, with the command or the function that does it.
+    """
+
+    change: str
+    sentence: str
+
+
+_TO_DECIDE = {
+    "inputs": "change the inputs as the reasons say; parity.suggest_inputs(reference) makes inputs "
+    "that reveal these bugs",
+    "reference": "change the reference as the reasons say, since no port can pass beside it",
+    "pair": "give the arguments that the reasons name in a parity.Pair, or check without --strict",
+}
+_OF_DOUBTS = {
+    "reference-errs": "reference",
+    "inference-errs": "reference",
+    "no-budget": "reference",
+    "reads-numbers": "reference",
+    "weights-not-compared": "pair",
+    "gradients-not-paired": "pair",
+    "gradients-off": "pair",
+    "parameters-selected": "pair",
+    "weights-skipped": "pair",
+    "row-unused": "pair",
+    "state-not-compared": "pair",
+}
+"""What decides a doubt of a kind; the inputs, if a kind is not listed."""
+
+
+def next_steps(result: Result, command: str) -> tuple[Step, ...]:
+    """Return what to do next: nothing after PASS. command: the line that ran this check."""
+    if result.verdict is Verdict.PASS:
+        return ()
+    if result.verdict is Verdict.INCONCLUSIVE:
+        changes = dict.fromkeys(_OF_DOUBTS.get(doubt.kind, "inputs") for doubt in result.reasons)
+        return tuple(Step(change, _TO_DECIDE[change]) for change in changes)
+    return tuple(_after_failure(result, command))
+
+
+def _after_failure(result: Result, command: str) -> Iterator[Step]:
+    if any(failure.kind == "weights-differ" for failure in result.failures):
+        yield Step(
+            "weights",
+            "load the port's weights by transfer.load(port, reference.state_dict(), layout), or "
+            "change the row of the table that the reason names",
+        )
+    elif result.explanation is None:
+        explain = command if "--explain" in command.split() else f"{command} --explain"
+        yield Step("nothing", f"find the first wrong place and its cause: {explain}")
+    elif regions := result.explanation["regions"]:
+        yield Step("port", _at_first_wrong(regions[0]))
+    else:
+        yield Step("port", result.explanation["sentence"])
+
+
+def _at_first_wrong(region: dict[str, Any]) -> str:
+    pair = region["first_wrong"]
+    ours, theirs = (_place(pair[side]) for side in ("ours", "theirs"))
+    causes = [cause["sentence"] for cause in region["causes"] if cause["confirmed"]]
+    if causes:
+        return f"change {ours} in the port: {causes[0]}"
+    return f"make {ours} in the port compute what {theirs} computes in the reference"
+
+
+def _place(tap: dict[str, Any]) -> str:
+    """Return the operation with its line, or the module's name if the line is unknown."""
+    where = tap["source"] or tap["module"]
+    return f"{tap['op']} ({where})" if where else tap["op"]

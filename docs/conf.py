@@ -60,6 +60,7 @@ def _is_reachable(url: str) -> bool:
 
 intersphinx_mapping = {name: (url, None) for name, url in _OTHERS.items() if _is_reachable(url)}
 # Where an inventory, or a name in it, is not found, the names of other packages stay plain text.
+nitpick_ignore = [("py:class", "jax_attn.transfer.kinds.function.Function")]
 nitpick_ignore_regex = [("py:.*", r"(collections|enum|typing|numpy|jax|flax|optax|rich|torch)\..*")]
 
 # --- HTML -------------------------------------------------------------------------------------

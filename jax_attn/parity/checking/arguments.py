@@ -247,7 +247,7 @@ def narrowed_problems(inputs: Inputs) -> list[str]:
 
 
 def output_problems(reference: "Reference", outputs: Arrays) -> list[str]:
-    """Return why outputs of a reference cannot be compared: complex, integer, or all empty."""
+    """Return why outputs of a reference cannot be compared: complex, only integers, all empty."""
     problems = []
     if complex_ones := sorted(k for k, a in outputs.items() if a.dtype.kind == "c"):
         problems.append(
@@ -255,13 +255,13 @@ def output_problems(reference: "Reference", outputs: Arrays) -> list[str]:
             "reference_call and a port_call that return their real and imaginary parts"
         )
     decided = {k: a for k, a in outputs.items() if k not in complex_ones}
-    if other := {k: a.dtype.name for k, a in decided.items() if not is_float(a.dtype)}:
-        of_one = "" if len(other) == len(outputs) else ", and leave these out"
+    other = {k: a.dtype.name for k, a in decided.items() if not is_float(a.dtype)}
+    if other and len(other) == len(decided):
         problems.append(
             f"reference: expected floating-point outputs, got {other}: decisions, such as an "
             "argmax, may differ in a correct port if two scores are equal up to rounding, so they "
-            "are not compared; pass a reference_call and a port_call that return the scores on "
-            f"which the decision is based{of_one}"
+            "are compared only with others; pass a reference_call and a port_call that also "
+            "return the scores on which the decision is based"
         )
     if all(a.size == 0 for a in outputs.values()):
         shapes = {k: a.shape for k, a in outputs.items()}

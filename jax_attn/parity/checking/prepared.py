@@ -16,7 +16,7 @@ import torch
 from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import POWER, ROUNDINGS, rms
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, wide
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, wide
 from jax_attn.parity.run.port import float_dtype
 from jax_attn.parity.run.reference import Reference, Watch, unwatched
 from jax_attn.parity.run.torch_call import buffers
@@ -69,11 +69,13 @@ class Prepared(ReferenceSide):
 
     @cached_property
     def cotangents(self) -> dict[str, np.ndarray]:
-        """A cotangent for each output, standard normal, rounded to `dtype`."""
+        """A cotangent for each floating output, standard normal, rounded to `dtype`."""
         rng = np.random.default_rng([self.seed, 1])
         dtype = float_dtype(self.dtype)
         return {
-            name: rng.standard_normal(a.shape).astype(dtype) for name, a in self.inference.items()
+            name: rng.standard_normal(a.shape).astype(dtype)
+            for name, a in self.inference.items()
+            if is_float(a.dtype)
         }
 
     @cached_property

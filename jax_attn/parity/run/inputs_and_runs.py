@@ -101,14 +101,18 @@ class Run:
 class Wide(Mapping[str, np.ndarray]):
     """Named arrays as float64, which holds all narrower values; each is widened anew when read.
 
-    A float64 array is returned without a copy; do not write to it.
+    Complex numbers become pairs, (..., 2). A float64 array is returned without a copy; do not
+    write to it.
     """
 
     def __init__(self, arrays: Arrays):
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return np.asarray(self._arrays[name]).astype(np.float64, order="C", copy=False)
+        a = np.asarray(self._arrays[name])
+        if a.dtype.kind == "c":
+            return np.ascontiguousarray(a, np.complex128)[..., None].view(np.float64)
+        return a.astype(np.float64, order="C", copy=False)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)

@@ -28,7 +28,11 @@ class ModuleCopies:
         return copy.deepcopy(self._shared, {id(p): p for p in self._shared.parameters()})
 
     def _widened(self) -> torch.nn.Module:
-        return copy.deepcopy(self.module).double()
+        wide = copy.deepcopy(self.module).double()
+        for x in (*wide.parameters(), *wide.buffers()):
+            if x.is_complex():  # torch leaves these as they are
+                x.data = x.data.to(torch.complex128)
+        return wide
 
     @cached_property
     def _shared(self) -> torch.nn.Module:
@@ -46,7 +50,7 @@ class ModuleCopies:
         return [
             name
             for name, given in self.module.named_parameters()
-            if not torch.equal(given.double(), shared[name])
+            if not torch.equal(given.to(shared[name].dtype), shared[name])
         ]
 
     def expect_unwritten(self) -> None:

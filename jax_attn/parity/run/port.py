@@ -46,11 +46,11 @@ class Port:
         return {}
 
     @cached_property
-    def _output_shapes(self) -> Tree:
-        """The shapes and dtypes of the outputs, from one trace."""
+    def _output_shapes(self) -> tuple[Tree, Tree]:
+        """The shapes and dtypes of floating outputs, and of the others, from one trace."""
         forward, *args = self.bind()
-        shapes, _ = jax.eval_shape(forward, *args)
-        return shapes
+        shapes, after = jax.eval_shape(forward, *args)
+        return shapes, after.get("decided", {})
 
     def bind(self) -> tuple[Forward, nnx.State, Tree, Tree]:
         """Return (forward, params, floats, others); forward(params, floats, others) calls the port.
@@ -80,18 +80,18 @@ class Port:
 
             before, structure = held(module), nnx.graphdef(module)
             sown = paths_of(module, nnx.Intermediate)
-            outputs = outputs_of_call()
+            outputs, decided = _apart(outputs_of_call())
             if not sown:
                 nnx.pop(module, nnx.Intermediate)  # sown values are not state that a call changes
             left = {path: a for path, a in held(module).items() if a is not before.get(path)}
             if not left and nnx.graphdef(module) == structure:
-                return outputs, {}
+                return outputs, decided
             left = {path: _plain(a) for path, a in left.items()}
             try:
                 second = outputs_of_call()
             except Exception:  # any error: the module may not accept the state of its first call
                 second = {}
-            return outputs, {"left": left, "second": second}
+            return outputs, {**decided, "left": left, "second": second}
 
         return forward, params, floats, others
 
@@ -118,6 +118,9 @@ class Port:
             changed = (*(after.get(name, {}) for name in ("left", "second")), named)
             unlike = tuple(unlike_copies(dict(outputs), *changed))
         left, second = self._changes(after)
+        # JAX's gradient of a complex number is the conjugate of torch's.
+        by_path = {path: a.conj() if jnp.iscomplexobj(a) else a for path, a in by_path.items()}
+        outputs = outputs | after.get("decided", {})
         arrays = (_arrays(outputs), _arrays(inputs), _arrays(by_path))
         return Run(*arrays, left, second, unlike)
 
@@ -158,7 +161,8 @@ class Port:
         """
         forward, *bound = self.bind()
         args: Any = tuple(bound)
-        shapes = self._output_shapes
+        shapes, decided = self._output_shapes
+        shapes = shapes | {k: s for k, s in decided.items() if k in cotangents}
         mistyped = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
         if mistyped:
             raise TypeError(
@@ -177,7 +181,7 @@ class Port:
 
     def _changes(self, after: dict[str, Tree]) -> tuple[Arrays, Arrays]:
         """Return `left` and `second`, without arrays that were rewritten with the same bits."""
-        if not after:
+        if "left" not in after:
             return {}, {}
         before = {path: np.asarray(_plain(a)) for path, a in held(self.module).items()}
         left = {
@@ -202,6 +206,13 @@ def held(module: nnx.Module) -> dict[str, Any]:
 def paths_of(module: nnx.Module, kind: type[nnx.Variable]) -> set[str]:
     """Return the dotted paths of every Variable of a kind."""
     return {spelled(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
+
+
+def _apart(outputs: Tree) -> Outputs:
+    """Return the outputs that are differentiated, and those that are not: integers, booleans."""
+    decided = {k: a for k, a in outputs.items() if not jnp.issubdtype(a.dtype, jnp.inexact)}
+    floating = {k: a for k, a in outputs.items() if k not in decided}
+    return floating, {"decided": decided} if decided else {}
 
 
 def _plain(a: Any) -> Any:

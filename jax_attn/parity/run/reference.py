@@ -273,6 +273,8 @@ class Reference:
 
     @property
     def _is_small(self) -> bool:
+        if any(p.is_complex() for p in self.module.parameters()):
+            return False  # a pass does not keep apart the runs of a complex gradient
         largest = getattr(self, "_largest", _SMALL)
         return max([largest, *(p.numel() for p in self.module.parameters())]) <= _SMALL
 

@@ -79,7 +79,8 @@ class TorchCall:
         for name, parameter in module.named_parameters():
             # Differentiate frozen parameters too: freezing concerns only the optimizer.
             wanted = self.parameters is None or name in self.parameters
-            parameter.requires_grad_(wanted and parameter.is_floating_point())
+            is_number = parameter.is_floating_point() or parameter.is_complex()
+            parameter.requires_grad_(wanted and is_number)
         args, kwargs = self.tensors(dtype, requires_grad=True)
         before = buffers(module, runs)
         outputs = self._differentiable_outputs(module, args, kwargs)

@@ -16,7 +16,8 @@ Tree = dict[str, Any]
 Arguments = tuple[nnx.State, Tree, Tree]
 """Parameters, floating inputs, other inputs."""
 Outputs = tuple[Tree, dict[str, Tree]]
-"""Outputs by name; and, if the call changes its module, `left` and `second` as in a `Run`."""
+"""Floating outputs by name; and others: `decided`, the outputs that are not floating, if there are
+any, and, if the call changes its module, `left` and `second` as in a `Run`."""
 Forward = Callable[[nnx.State, Tree, Tree], Outputs]
 """A forward pass, called on `Arguments`."""
 OutputsAndGradients = tuple[Outputs, tuple[nnx.State, Tree] | None]

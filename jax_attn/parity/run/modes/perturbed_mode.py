@@ -55,9 +55,10 @@ from jax_attn.parity.run.modes.sums import (
     ProductErrors,
     adds,
     bounds,
+    bridge_of,
     is_count,
     linear_terms,
-    xla_windows,
+    of_places,
 )
 
 _OF_TWO = (*SUMS_OF_TWO, "mul")
@@ -137,6 +138,8 @@ class Perturbed(Unperturbed):
         return result if alone else each(self.rounding.draws.lifted, result)
 
     def _dispatched(self, func: OpOverload, types: Any, args: tuple, kwargs: Kwargs | None) -> Any:
+        if any(isinstance(x, torch.Tensor) and x.layout is not torch.strided for x in args):
+            return self._sparse(func, args, dict(kwargs or {}))
         plain = func.overloadpacket.__name__.removesuffix("_")
         is_sum = plain in SUMS or adds(plain, args, kwargs or {})
         if not is_sum and (not rounds(func) or chooses(func, args, kwargs or {})):
@@ -162,6 +165,13 @@ class Perturbed(Unperturbed):
         if not has_numbers_of_runs(func, args, kwargs):
             return func(*args, **kwargs)
         return each(RunsTensor, run_by_run(func, args, kwargs))
+
+    def _sparse(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return an operator's result on sparse tensors, whose own numbers stay as they are."""
+        if rounds(func) and not func._schema.is_mutable:
+            steps = hidden_steps(func, args, kwargs)
+            args, kwargs = each(partial(self.rounding.nearby, steps=steps), (args, kwargs))
+        return each(self.rounding.stored, self.call(func, args, kwargs))
 
     def _of_constant(self, call: Signature) -> Precision:
         """Return the precision of the next constant; the run's own once the order differs."""
@@ -196,49 +206,39 @@ class Perturbed(Unperturbed):
         if not total.is_floating_point():
             return total
         if name in PRODUCTS:
-            return self.rounding.summed(
-                total, self.products.of(name, args, total, self.precision).by
-            )
+            by = self.products.of(name, args, total, self.precision).by
+            return self.rounding.summed(total, by)
         squares, terms = SUM_TERMS[name](*args, **kwargs)
         total, squares = map(self.rounding.draws.lifted, (total, squares))
         total *= terms * self.rounding.number(1 / terms) if name == "mean" and terms else 1.0
-        by = bounds(total, squares, self._bridge(name, terms, args), self.precision)
+        over_rows = len(args) > 1 and isinstance(args[1], list) and 0 in args[1]
+        own = self.precision.store if self._adds_in_dtype else 0.0
+        coarse = max(own, self._rows_kept if over_rows else 0.0)
+        by = bounds(
+            total, squares, bridge_of(name, terms, args, self.precision, coarse), self.precision
+        )
         return self.rounding.summed(total, by)
 
     def _linear(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the results of a summing operator, each moved by the error of its sums."""
         totals = super().compute(func, args, kwargs)
+        squares, terms = linear_terms(func, args, kwargs)
         if isinstance(totals, torch.Tensor):
-            return self._added(totals, *linear_terms(func, args, kwargs))
-        return tuple(map(self._added, totals, *linear_terms(func, args, kwargs)))
+            return self._added(totals, squares, terms)
+        precisions = [self.precision] * len(totals)
+        if self._adds_in_dtype:
+            precisions[0], terms = of_places(func, args, terms, self.precision)
+        return tuple(map(self._added, totals, squares, terms, precisions))
 
     def _added(
-        self, total: torch.Tensor | None, squares: torch.Tensor, terms: torch.Tensor
-    ) -> torch.Tensor | None:
+        self, total: Any, squares: Any, terms: Any, precision: Precision | None = None
+    ) -> Any:
         if total is None or not total.is_floating_point():
             return total
-        of_total, of_squares, lost = bridge(terms, self.precision)
+        of_total, of_squares, lost = bridge(terms, precision or self.precision)
         exact = is_count(total, squares, max(self.precision.acc, self.precision.store))
         by = (of_total * total.square()).add_(of_squares * squares).add_(lost).sqrt_()
         return self.rounding.summed(total, by if exact is None else by.masked_fill_(exact, 0.0))
-
-    def _bridge(self, name: str, terms: int, args: tuple) -> tuple[float, float, float]:
-        """Return `bridge`, except for backward sums that are coarser than other sums.
-
-        In a backward pass, JAX sums the gradient of a broadcast tensor (a bias) in its own dtype,
-        and torch does so in a norm of float16. XLA:CPU sums window by window (`xla_windows`).
-        """
-        over_rows = len(args) > 1 and isinstance(args[1], list) and 0 in args[1]
-        own = self.precision.store if self._adds_in_dtype else 0.0
-        store = max(own, self._rows_kept if over_rows else 0.0)
-        if name != "sum" or torch.is_grad_enabled() or store <= self.precision.acc:
-            return bridge(terms, self.precision)
-        axes = args[1] if args[1:] and args[1] not in (None, []) else range(args[0].ndim)
-        sizes = [args[0].shape[axis] for axis in ([axes] if isinstance(axes, int) else axes)]
-        windows, last = xla_windows(sizes)
-        of_total, of_squares, lost = bridge(last, replace(self.precision, acc=store))
-        # In a window of n sums of variance v, the i-th addition rounds a sum of variance i*v.
-        return of_total, of_squares + store**2 * sum(windows) / 2, lost
 
     def _kernel(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Run one kernel, with its steps, if torch knows them, rounded as sums are; then store."""

@@ -54,6 +54,8 @@ class DrawnRounding:
         """Return x as the precision stores it."""
         if x.is_complex():
             return self._complex(x, 2 * self.precision.store)
+        if x.layout is not torch.strided:
+            return x  # made of numbers that were rounded before
         key, x = self.draws.key(), self.draws.lifted(x)
         if long_tensors.is_long(x):
             return long_tensors.stored(x, key[0], self.precision, self._roundoff)
@@ -93,7 +95,7 @@ class DrawnRounding:
 
     def nearby(self, x: torch.Tensor, steps: int = 1) -> torch.Tensor:
         """Return x, moved as far as a random walk of `steps` roundoffs of sums."""
-        if isinstance(x, RunsTensor) and x.is_number:
+        if (isinstance(x, RunsTensor) and x.is_number) or x.layout is not torch.strided:
             return x
         by = self.precision.acc * math.sqrt(steps)
         return self._complex(x, by) if x.is_complex() else self.moved(x, (by * x).abs_())

@@ -70,6 +70,38 @@ def xla_windows(sizes: Sequence[int]) -> tuple[list[int], int]:
     return windows, math.prod(sizes)
 
 
+def bridge_of(
+    name: str, terms: int, args: tuple, precision: Precision, coarse: float
+) -> tuple[float, float, float]:
+    """Return `bridge`, except for backward sums whose roundoff `coarse` is that of the dtype.
+
+    In a backward pass, JAX sums the gradient of a broadcast tensor (a bias) in its own dtype, and
+    torch does so in a norm of float16. XLA:CPU sums window by window (`xla_windows`).
+    """
+    if name != "sum" or torch.is_grad_enabled() or coarse <= precision.acc:
+        return bridge(terms, precision)
+    axes = args[1] if args[1:] and args[1] not in (None, []) else range(args[0].ndim)
+    sizes = [args[0].shape[axis] for axis in ([axes] if isinstance(axes, int) else axes)]
+    windows, last = xla_windows(sizes)
+    of_total, of_squares, lost = bridge(last, replace(precision, acc=coarse))
+    # In a window of n sums of variance v, the i-th addition rounds a sum of variance i*v.
+    return of_total, of_squares + coarse**2 * sum(windows) / 2, lost
+
+
+def of_places(
+    func: OpOverload, args: tuple, terms: Any, precision: Precision
+) -> tuple[Precision, Any]:
+    """Return the precision of the first result's sums, and the terms, as a coarse kernel adds up.
+
+    Without matrix units for the dtype, torch adds up the gradient of a convolution's input over the
+    kernel's places in the dtype.
+    """
+    if func.overloadpacket.__name__ != "convolution_backward" or terms[0] is None:
+        return precision, terms
+    places = math.prod(args[2].shape[2:])
+    return replace(precision, acc=precision.store), (terms[0].clamp(max=places), *terms[1:])
+
+
 def adds(name: str, args: tuple, kwargs: Kwargs) -> bool:
     """Return whether an operator is a sum for which `linear_terms` finds the terms."""
     if name in ("index_put", "put"):

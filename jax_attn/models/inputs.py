@@ -12,6 +12,7 @@ from jax_attn.attention import KVCache, Mask, checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.position_bias import alibi_slopes
 from jax_attn.families.traits import BiasTraits, EmbeddingTraits, ModelTraits, PositionTraits
+from jax_attn.models import packing
 
 
 class Reads(NamedTuple):
@@ -49,6 +50,7 @@ def problems(
     attention_mask: Any,
     types: Any,
     positions: Any,
+    segments: Any,
     cache: Any,
 ) -> list[str]:
     """Say what is wrong with the arguments of a model's call.
@@ -61,8 +63,11 @@ def problems(
         return [f"tokens: expected (B, T) integers, got {checks.summary(tokens)}"]
     B, T = tokens.shape
     malformed = [] if cache is None else _malformed(cache, reads.layers, B)
-    found = malformed or _length_problems(traits, T, cache)
+    found = malformed or []
     found += _row_problems(lengths, attention_mask, B, T, least=1 if cache is None else 0)
+    found += (misfits := [] if segments is None else packing.segment_problems(segments, B, T))
+    if positions is None and not (malformed or misfits):
+        found += _length_problems(traits, packing.longest_text(T, segments), cache)
     if types is not None:
         if not traits.types:
             found.append("types: expected None, because the model has no token types")
@@ -77,11 +82,14 @@ def problems(
         if traits.positions is None and not reads.turns:
             found.append("positions: expected None, because the model does not use them")
         table = traits.positions
-        rows = None if table is None else table.rows - table.offset
-        found += _integer_problems("positions", positions, rows)
+        most = None if table is None else table.rows - table.offset
+        found += _integer_problems("positions", positions, most)
+        if segments is None and not (found or cache):
+            given = positions, lengths, attention_mask
+            found += packing.position_problems(*given, is_causal=reads.is_causal)
     if cache is not None:
         found += cache_problems(reads)
-        beside = {"attention_mask": attention_mask, "positions": positions}
+        beside = {"attention_mask": attention_mask, "positions": positions, "segments": segments}
         found += [f"{n}: expected None with a cache" for n, x in beside.items() if x is not None]
     return found
 
@@ -97,7 +105,7 @@ def generate_problems(
     key: Any,
 ) -> list[str]:
     """Say what is wrong with the arguments of `generate`. Values are checked if they are known."""
-    found = problems(traits, reads, tokens, lengths, None, None, None, None)
+    found = problems(traits, reads, tokens, lengths, None, None, None, None, None)
     is_readable = not found
     found += cache_problems(reads)
     counts = checks.count_problems(max_new_tokens=max_new_tokens)
@@ -205,13 +213,18 @@ def longest(traits: PositionTraits) -> int:
     return traits.rows - (traits.pad + 1 if traits.counts == "tokens" else traits.offset)
 
 
-def mask(lengths: Int[AnyArray, " B"] | None, attention_mask: Int[AnyArray, "B T"] | None) -> Mask:
-    """Return the mask that hides padding in every layer."""
+def mask(
+    lengths: Int[AnyArray, " B"] | None,
+    attention_mask: Int[AnyArray, "B T"] | None,
+    segments: Int[AnyArray, "B T"] | None = None,
+) -> Mask:
+    """Return the mask that hides padding, and other texts of the row, in every layer."""
+    seen = Mask() if segments is None else Mask.segments(segments, segments)
     if lengths is not None:
-        return Mask.lengths(lengths)
+        return seen & Mask.lengths(lengths)
     if attention_mask is not None:
-        return Mask.array(jnp.asarray(attention_mask)[:, None, None, :].astype(bool))
-    return Mask()
+        return seen & Mask.array(jnp.asarray(attention_mask)[:, None, None, :].astype(bool))
+    return seen
 
 
 def position_rows(
@@ -220,31 +233,44 @@ def position_rows(
     lengths: Int[AnyArray, " B"] | None,
     attention_mask: Int[AnyArray, "B T"] | None,
     positions: AnyArray | None,
+    segments: AnyArray | None,
     filled_B: Int[Array, " B"] | None,
 ) -> Int[Array, "#B T"]:
     """Return the rows of the table of positions, as in transformers.
 
-    positions: replace the computed ones. filled_B: the number of tokens already in the cache.
+    positions: replace the computed ones. segments: the computed ones count each text from its
+    begin. filled_B: the number of tokens already in the cache.
     """
     if positions is not None:
         return jnp.atleast_2d(jnp.asarray(positions)) + traits.offset
     T = tokens.shape[1]
     before = 0 if filled_B is None else filled_B[:, None]
     if traits.counts == "places":
-        return jnp.arange(T, dtype=jnp.int32)[None] + before + traits.offset
+        return places(T, segments) + before + traits.offset
     if traits.counts == "tokens":
         own = (tokens != traits.pad).astype(jnp.int32)
-        return (jnp.cumsum(own, axis=1) + before) * own + traits.pad
+        return (packing.counted(own, segments) + before) * own + traits.pad
     own = jnp.ones(tokens.shape, jnp.int32)
     if attention_mask is not None:
         own = jnp.asarray(attention_mask).astype(jnp.int32)
     elif lengths is not None:
         own = (jnp.arange(T) < jnp.asarray(lengths)[:, None]).astype(jnp.int32)
-    return (jnp.cumsum(own, axis=1) + before) * own - 1 + traits.offset
+    return (packing.counted(own, segments) + before) * own - 1 + traits.offset
+
+
+def places(T: int, segments: Int[AnyArray, "B T"] | None) -> Int[Array, "#B T"]:
+    """Return each token's place in its text, from 0."""
+    if segments is None:
+        return jnp.arange(T, dtype=jnp.int32)[None]
+    return packing.counted(jnp.ones(segments.shape, jnp.int32), segments) - 1
 
 
 def alibi_bias(
-    traits: BiasTraits, num_heads: int, T: int, attention_mask: Int[AnyArray, "B T"] | None
+    traits: BiasTraits,
+    num_heads: int,
+    T: int,
+    attention_mask: Int[AnyArray, "B T"] | None,
+    segments: Int[AnyArray, "B T"] | None = None,
 ) -> Float[Array, "#B N 1 T"]:
     """Return ALiBi's bias (B or 1, N, 1, T): slope · the key's position, as in transformers.
 
@@ -254,7 +280,7 @@ def alibi_bias(
     own_BT = jnp.ones((1, T), jnp.int32)
     if attention_mask is not None:
         own_BT = jnp.asarray(attention_mask).astype(jnp.int32)
-    position_BT = (jnp.cumsum(own_BT, axis=1) - 1) * own_BT
+    position_BT = (packing.counted(own_BT, segments) - 1) * own_BT
     dtype = jnp.bfloat16 if traits.rounded else jnp.float32
     slopes_N = jnp.asarray(alibi_slopes(num_heads), dtype)
     products = slopes_N[None, :, None, None] * position_BT[:, None, None].astype(dtype)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.families.traits import ClassifierTraits, ModelTraits, NormTraits
-from jax_attn.models import inputs
+from jax_attn.models import inputs, packing
 from jax_attn.models.block import Block, Stack, dense
 from jax_attn.models.generate import Caches, Choose, continued, likeliest
 from jax_attn.models.heads import Classifier, VocabularyHead
@@ -145,6 +145,7 @@ class Model(nnx.Module):
         attention_mask: Int[AnyArray, "B T"] | None = None,
         types: Int[AnyArray, "B T"] | None = None,
         positions: Positions | None = None,
+        segments: Int[AnyArray, "B T"] | None = None,
         cache: tuple[KVCache, ...] | None = None,
     ) -> Output:
         """Compute hidden states and logits.
@@ -157,7 +158,12 @@ class Model(nnx.Module):
           attention_mask: (B, T) of 0 and 1, in place of lengths: 0 for padding, on either side.
           types: (B, T) token types, 0 unless given.
           positions: (T,) or (B, T); by default those that transformers computes from the same
-            arguments: for most models 0 … T − 1, including padding in front.
+            arguments: for most models 0 … T − 1, including padding in front. Positions that begin
+            again need segments.
+          segments: (B, T) integers, the text to which each token belongs, for rows of several
+            texts, one behind the other: a token sees its own text alone. Positions then begin again
+            with each text, unless given. Zeros say that each row is one text, whatever its
+            positions.
           cache: from `empty_cache`, or from the output for the tokens before these. Lengths then
             count only these tokens.
 
@@ -166,16 +172,23 @@ class Model(nnx.Module):
 
         Raises:
           ArgumentError: lists every problem with the arguments. Values are checked only if they are
-            known; under jit, a token outside the table makes its row NaN.
+            known; under jit, a token outside the table makes its row NaN, and so do positions that
+            begin again without segments.
         """
-        given = tokens, lengths, attention_mask, types, positions, cache
-        checks.raise_all("Model", inputs.problems(self.embedding, self.reads, *given))
+        given = tokens, lengths, attention_mask, types, positions, segments, cache
+        problems = inputs.problems(self.embedding, self.reads, *given)
+        if segments is not None and self.classifier is not None and self.classes.reads != "each":
+            problems.append("segments: expected None, because the head has one answer for a row")
+        checks.raise_all("Model", problems)
         tokens = jnp.asarray(tokens)
         filled_B = None if cache is None else cache[0].filled
-        x = self._embedded(tokens, lengths, attention_mask, types, positions, filled_B)
-        mask, bias = inputs.mask(lengths, attention_mask), None
+        x = self._embedded(tokens, lengths, attention_mask, types, positions, segments, filled_B)
+        mask, bias = inputs.mask(lengths, attention_mask, segments), None
         if self.reads.alibi is not None:
-            bias = inputs.alibi_bias(*self.reads.alibi, tokens.shape[1], attention_mask)
+            alibi, T = self.reads.alibi, tokens.shape[1]
+            bias = inputs.alibi_bias(*alibi, T, attention_mask, segments)
+        if positions is None and segments is not None:
+            positions = inputs.places(tokens.shape[1], segments)
         x, grown = self.layers(x, mask, positions, cache, bias)
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -270,11 +283,14 @@ class Model(nnx.Module):
         attention_mask: AnyArray | None,
         types: AnyArray | None,
         positions: AnyArray | None,
+        segments: AnyArray | None,
         filled_B: jax.Array | None,
     ) -> jax.Array:
         """Return the vectors (B, T, D) that the first block reads."""
         traits = self.embedding
-        x = rows_of(self._table(), tokens, traits.pad)
+        given = positions, lengths, attention_mask, segments
+        read = packing.as_one_text(tokens, *given, is_causal=self.reads.is_causal)
+        x = rows_of(self._table(), read, traits.pad)
         if traits.scale != 1.0:
             x = x * jnp.asarray(traits.scale, x.dtype)
         if self.embedding_projection is not None:
@@ -284,7 +300,8 @@ class Model(nnx.Module):
             x = x + rows_of(self.type_embedding.embedding[...].astype(x.dtype), types)
         if self.position_embedding is not None and traits.positions is not None:
             rows = inputs.position_rows(
-                traits.positions, tokens, lengths, attention_mask, positions, filled_B
+                *(traits.positions, tokens, lengths, attention_mask),
+                *(positions, segments, filled_B),
             )
             pad = traits.positions.pad if traits.positions.counts == "tokens" else None
             x = x + rows_of(self.position_embedding.embedding[...].astype(x.dtype), rows, pad)

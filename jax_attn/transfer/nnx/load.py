@@ -97,6 +97,7 @@ def _planned(arrays: Mapping[str, Any], tensors: Tensors, layout: Layout) -> Pla
     keys, unreadable = specs(tensors)
     problems += unreadable
     reported = {problem.name for problem in problems}
+    layout = layout.tied_as(keys)
     key_shapes, path_shapes = _shapes(keys), _shapes(paths)
     moves, left = resolve(layout, key_shapes, path_shapes)
     misfits = [p for move in moves for p in _wrong_dtypes(move, keys, paths)]

@@ -124,7 +124,8 @@ class Layout(Table):
     def spelled_as(self, keys: Iterable[str]) -> "Layout":
         """Reduce the table to the alternatives that `keys` use, so that an export uses them.
 
-        If `keys` have no key of any alternative, all alternatives stay.
+        If `keys` have no key of any alternative, all alternatives stay. Of tied keys of which only
+        another one is there, the row gets that one, as in `tied_as`.
         """
         keys = list(keys)
 
@@ -132,7 +133,24 @@ class Layout(Table):
             by_use = [a for a in group.alternatives if bindings(keys_of(a), keys)]
             return either(*(by_use or group.alternatives))
 
-        return Layout(*map(used, self.groups), *self.refusals, *self.passed_over)
+        return Layout(*map(used, self.groups), *self.refusals, *self.passed_over).tied_as(keys)
+
+    def tied_as(self, keys: Iterable[str]) -> "Layout":
+        """Return the table for files that lack a key and have another one that is tied to it.
+
+        The row then reads the other key, and the absent one is tied to it: a file may hold a tied
+        tensor under any of its names. A key that `keys` have, or that no row reads, stays.
+        """
+        keys, names = list(keys), {}
+        read = {*self.torch_keys()}
+        for item in self.passed_over:
+            is_there = bindings([item.key], keys) and not bindings([item.same_as], keys)
+            if item.same_as in read and is_there:
+                names.setdefault(item.same_as, item.key)
+        if not names:
+            return self
+        names |= {other: absent for absent, other in names.items()}
+        return self._mapped(lambda key: names.get(key, key), lambda path: path)
 
     def torch_keys(self) -> list[str]:
         """Return the torch keys of every row, with names in braces left open."""
@@ -163,8 +181,9 @@ class Layout(Table):
         """
         arrays = {key: as_numpy(tensor, key) for key, tensor in tensors.items()}
         key_shapes = {key: array.shape for key, array in arrays.items()}
-        moves, left = resolve(self, key_shapes, shapes)
-        return _carried("to Flax", moves, arrays, [*problems_of(left), *untied(self, arrays)])
+        table = self.tied_as(arrays)
+        moves, left = resolve(table, key_shapes, shapes)
+        return _carried("to Flax", moves, arrays, [*problems_of(left), *untied(table, arrays)])
 
     def shapes(self, keys: Mapping[str, Shape], sizes: Sizes) -> dict[str, Shape]:
         """Return the shapes of the Flax side, by dotted path, for use without a module.
@@ -248,7 +267,7 @@ def spellings(*layouts: Layout) -> Layout:
 
 def moves_by_sizes(layout: Layout, keys: Mapping[str, Shape], sizes: Sizes) -> list[Move]:
     """Return the rows that apply without a module; arguments and errors as for `Layout.shapes`."""
-    moves, left = resolve(layout, keys, None, sizes)
+    moves, left = resolve(layout.tied_as(keys), keys, None, sizes)
     if left:
         raise TransferError("the Flax side's shapes", problems_of(left))
     return moves

@@ -181,7 +181,10 @@ def ignored(key: str, reason: str) -> Ignored:
 
 
 def tied(key: str, same_as: str) -> Ignored:
-    """Declare a torch key that repeats `same_as`; only `same_as` is read and exported."""
+    """Declare a torch key that repeats `same_as`; only `same_as` is read and exported.
+
+    A file that lacks `same_as` is read by `key`.
+    """
     return Ignored(key, f"tied to {same_as}", same_as)
 
 

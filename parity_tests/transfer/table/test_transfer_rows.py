@@ -18,6 +18,7 @@ from jax_attn.transfer import (
     packed,
     row,
     spellings,
+    tied,
 )
 
 STEPS = {  # torch shapes, Flax shapes
@@ -208,6 +209,28 @@ def test_spellings():
     assert SPELLED.spelled_as(["elsewhere"]).to_torch(flax).keys() == new.keys()
     found, _ = problems_of(lambda: SPELLED.spelled_as(old | new).to_flax(old | new, shapes))
     assert {kind for kind, _ in found} == {"ambiguous"}
+
+
+TIED = Layout(row("in.weight", "e"), *(tied(f"{side}.weight", "in.weight") for side in "ab"))
+
+
+@pytest.mark.parametrize("keys", [("in", "a"), ("a",), ("b",), ("a", "b")], ids="/".join)
+def test_a_tied_tensor_under_any_of_its_names(keys):
+    """It is read, and written under the first of them."""
+    (array,) = counting([(D,)])
+    held = {f"{key}.weight": array for key in keys}
+    first = next(iter(held))
+    flax = TIED.to_flax(held, {"e": (D,)})
+    np.testing.assert_equal(flax, {"e": array})
+    assert TIED.shapes(dict.fromkeys(held, (D,)), Sizes(1, 1, 1)) == {"e": (D,)}
+    assert [*TIED.spelled_as(held).to_torch(flax)] == [first]
+
+
+def test_names_of_one_tied_tensor_that_differ_are_told():
+    one, other = counting([(D,), (D,)])
+    held = {"a.weight": one, "b.weight": other}
+    found, _ = problems_of(lambda: TIED.to_flax(held, {"e": (D,)}))
+    assert found == [("ambiguous", "b.weight")]
 
 
 def test_spellings_of_different_paths_are_told():

@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_llm.txt",
 ]
 
 # --- pages ------------------------------------------------------------------------------------
@@ -35,6 +36,15 @@ napoleon_attr_annotations = False
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
+
+# --- pages for programs: each as Markdown, and llms.txt, which lists them -------------------------
+
+llms_txt_description = (
+    "Moves PyTorch attention, and the models around it, to JAX, and verifies any port: outputs and "
+    "every gradient against a float64 oracle, with derived tolerances."
+)
+# These have no form in Markdown: cards, the asterisk of keyword-only arguments, descriptions.
+llms_txt_suppress_unknown_node_warnings = ["PassthroughTextElement", "abbreviation", "meta"]
 
 # --- links to other projects ------------------------------------------------------------------
 

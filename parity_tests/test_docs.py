@@ -28,6 +28,13 @@ def reader(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+def test_every_page_has_a_description():
+    """For llms.txt and search engines, which otherwise show a page's first line, cut off."""
+    head = r'---\nmyst:\n  html_meta:\n    description: ".+\."\n---\n'
+    without = [p for p in (ROOT / "docs").rglob("*.md") if not re.match(head, p.read_text())]
+    assert not without
+
+
 # --- code -------------------------------------------------------------------------------------
 
 

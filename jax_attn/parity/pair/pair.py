@@ -25,18 +25,19 @@ class Pair:
     take it. Nothing is validated before it is checked.
 
     Attributes:
-      reference: the torch module.
-      port: its port.
-      inputs: NumPy arrays by position (a tuple) or by keyword (a dict).
+      reference: the torch module; None if a golden reference judges the port.
+      port: its port; None if only its reference is captured.
+      inputs: NumPy arrays by position (a tuple) or by keyword (a dict); None if a golden reference
+        holds them.
       layout, reference_call, port_call, gradients, transforms, seed, strict, parameters, mesh,
         specs: as for `parity.check`.
       dtype: the dtype of both; None stands for that of the reference's first floating-point
         parameter, or float32 if it has none.
     """
 
-    reference: "torch.nn.Module"
+    reference: "torch.nn.Module | None"
     port: Any
-    inputs: Inputs
+    inputs: "Inputs | None"
     _: KW_ONLY
     layout: "Layout | None" = None
     reference_call: Callable[..., Any] | None = None

@@ -59,7 +59,8 @@ def _captured(pair: Any, out: Path, yes: bool) -> str:
     from jax_attn.parity.golden.prepare import prepare
 
     assert isinstance(pair, Pair)  # a request that is no training's makes no other
-    options = {name: pair.options[name] for name in (*_FIXED, "reference_call")}
+    names = (*_FIXED, "reference_call")
+    options = {name: x for name in names if (x := pair.options[name]) is not None}
     with refusals():
         expect_new(out)
         return prepare(pair.reference, pair.inputs, **options).save(out, yes=yes)

@@ -286,7 +286,7 @@ def _validate(
 def _type_problems(
     reference: Any, port: Any, layout: Any, recipe: Recipe, port_optimizer: Any
 ) -> list[str]:
-    problems = type_problems(reference=reference, port=port, layout=layout)
+    problems = type_problems(reference, port, layout)
     if not callable(recipe.optimizer):
         problems.append(
             "optimizer: expected a function of the module, because copies of it are trained, got "

@@ -77,8 +77,10 @@ class Request:
                 golden = self._golden()
             pair = self.pair(golden)
             with refusals():
-                by_golden = golden is not None and isinstance(pair, Pair)
-                result = _checked_by(golden, pair, self.options) if by_golden else _checked(pair)
+                if golden is not None and isinstance(pair, Pair):
+                    result = _checked_by(golden, pair)
+                else:
+                    result = _checked(pair)
             result = replace(result, name=self.named)
             if not self.explain:
                 return Judged(result)
@@ -136,21 +138,15 @@ _FREE = ("layout", "port_call", "transforms", "strict", "mesh", "specs")
 _FIXED = ("inputs", "dtype", "gradients", "seed", "parameters")
 
 
-def _checked_by(golden: "Golden", pair: Pair, typed: Mapping[str, Any]) -> "Result":
-    """Judge the port of a pair by a golden reference.
+def _checked_by(golden: "Golden", pair: Pair) -> "Result":
+    """Judge the port of a pair by a golden reference, whose own call stands for the pair's.
 
-    typed: the options of the command line. What they, or the pair, ask of the reference must be
-    what the golden reference was captured with.
+    What else the pair says of the reference must be what the golden reference was captured with.
     """
     from jax_attn.parity.checking.check import check
 
-    plain = Pair(None, None, None)
-    asked = {
-        name: value
-        for name in _FIXED
-        if (value := getattr(pair, name)) is not getattr(plain, name) or name in typed
-    }
-    return check(golden, pair.port, **asked, **{name: getattr(pair, name) for name in _FREE})
+    free = {name: getattr(pair, name) for name in _FREE}
+    return check(golden, pair.port, **free, **{name: getattr(pair, name) for name in _FIXED})
 
 
 def problems_of_options(training: bool, given: Mapping[str, str]) -> list[str]:

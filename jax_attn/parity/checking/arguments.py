@@ -51,7 +51,7 @@ def reference_problems(
     reference: Any, dtype: Any, gradients: Any, seed: Any, reference_call: Any
 ) -> Problems:
     """Return why a reference cannot be prepared with these arguments."""
-    types = type_problems(reference=reference)
+    types = type_problems(reference)
     if isinstance(reference, str | os.PathLike):
         types[0] += "; parity.load_golden reads a folder that Golden.save wrote"
     types += flag_problems({"gradients": gradients})
@@ -116,7 +116,8 @@ def port_problems(
     on_mesh: tuple[Any, Any],
 ) -> Problems:
     """Return why a port cannot be judged with these arguments. on_mesh: the mesh and the specs."""
-    types = type_problems(port=port, **({} if layout is None else {"layout": layout}))
+    types = _type_problems("port", port)
+    types += [] if layout is None else _type_problems("layout", layout)
     types += [*type_problems_of_mesh(*on_mesh), *flag_problems({"strict": strict})]
     types += call_problems({"port_call": port_call})
     is_list = isinstance(transforms, Sequence) and not isinstance(transforms, str)
@@ -127,16 +128,22 @@ def port_problems(
     return Problems(types, [])
 
 
-def type_problems(**sides: Any) -> list[str]:
-    """Return a line for each of `reference`, `port` and `layout` that is of another type."""
-    kinds = {"reference": _torch_module(), "port": nnx.Module, "layout": Layout}
-    words = {"reference": "a torch.nn.Module", "port": "an nnx.Module", "layout": "a Layout"}
-    hints = {"layout": f"; {LAYOUT_HINT}"}
-    return [
-        f"{name}: expected {words[name]}, got {_of_type(value)}{hints.get(name, '')}"
-        for name, value in sides.items()
-        if not isinstance(value, kinds[name])
-    ]
+def type_problems(*sides: Any) -> list[str]:
+    """Return a line for each of a reference, a port and a layout, in this order, of wrong type."""
+    named = zip(("reference", "port", "layout"), sides, strict=False)
+    return [line for name, value in named for line in _type_problems(name, value)]
+
+
+def _type_problems(name: str, value: Any) -> list[str]:
+    kinds: dict[str, tuple[Any, str]] = {
+        "reference": (_torch_module(), "a torch.nn.Module"),
+        "port": (nnx.Module, "an nnx.Module"),
+        "layout": (Layout, "a Layout"),
+    }
+    kind, words = kinds[name]
+    hint = f"; {LAYOUT_HINT}" if kind is Layout else ""
+    got = _of_type(value)
+    return [] if isinstance(value, kind) else [f"{name}: expected {words}, got {got}{hint}"]
 
 
 def _torch_module() -> Any:

@@ -113,7 +113,8 @@ class Golden(ReferenceSide):
         note = (
             f"judged by the golden reference {self.digest[:12]}{made}: it has "
             "only digests of the weights, which do not tell in which elements they differ; for an "
-            "explanation, call parity.explain(reference, port, inputs, …) where the reference is"
+            "explanation, call parity.explain(reference, port, inputs, …), or run jax-attn check "
+            "FILE.py:FUNCTION --explain, where the reference is"
         )
         return (StandingNote("golden-reference", note),)
 

@@ -35,17 +35,17 @@ class Pair:
         parameter, or float32 if it has none.
     """
 
-    reference: "torch.nn.Module | None"
+    reference: "torch.nn.Module"
     port: Any
-    inputs: "Inputs | None"
+    inputs: Inputs
     _: KW_ONLY
     layout: "Layout | None" = None
     reference_call: Callable[..., Any] | None = None
     port_call: Callable[..., Any] | None = None
     dtype: str | None = None
-    gradients: bool = True
+    gradients: bool | None = None
     transforms: Sequence[str] = ("eager", "jit")
-    seed: int = 0
+    seed: int | None = None
     strict: bool = False
     parameters: str | tuple[str, ...] | None = None
     mesh: "Mesh | None" = None

@@ -60,7 +60,8 @@ def port_of(result: Any) -> Pair:
     """Convert what a function returned to a pair of which only the port's side is read."""
     if isinstance(result, tuple) and len(result) == 3:
         return Pair(*result)
-    return result if isinstance(result, Pair) else Pair(None, result, None)
+    nothing: Any = None
+    return result if isinstance(result, Pair) else Pair(nothing, result, nothing)
 
 
 def _imported(place: str) -> ModuleType:

@@ -97,7 +97,7 @@ def suggest_inputs(
 
 def _validate(reference: Any, call: Any, given: Any, dtype: Any, seed: Any) -> None:
     """Raise TypeError or ValueError with every reason why nothing can be suggested."""
-    problems = type_problems(reference=reference) + call_problems({"reference_call": call})
+    problems = type_problems(reference) + call_problems({"reference_call": call})
     problems += seed_type_problems(seed)
     if not isinstance(given, Mapping | None):
         problems.append(f"given: expected a dict of NumPy arrays by parameter, got {type(given)}")

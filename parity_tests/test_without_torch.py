@@ -75,6 +75,10 @@ WITHOUT_TORCH = {
         "import jax_attn, jax.numpy as jnp; from flax import nnx;"
         "jax_attn.MultiHeadAttention(6, 2, rngs=nnx.Rngs(0))(jnp.ones((1, 3, 6)))"
     ),
+    "a check by a golden reference": (
+        "from jax_attn.cli import main; main('check --golden parity/golden/data/attention"
+        " helpers.parity.written_golden:attention --transforms eager'.split())"
+    ),
     "a safetensors file": (
         "import numpy, pathlib, tempfile; from jax_attn import transfer;"
         "path = pathlib.Path(tempfile.mkdtemp(), 'a.safetensors');"

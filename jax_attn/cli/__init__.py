@@ -11,7 +11,10 @@ import click
 from jax_attn.cli.common.signals import Signals
 from jax_attn.cli.status import Exit
 
-COMMANDS = ("check", "verify", "power", "calibrate", "doctor", "bench", "inspect", "port")
+COMMANDS = (
+    *("check", "capture", "verify", "power", "calibrate"),
+    *("doctor", "bench", "inspect", "port"),
+)
 
 
 class _Lazy(click.Group):

@@ -1,81 +1,30 @@
 """`jax-attn check`: a user's own pair, from one file."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from jax_attn.cli.checking.request import Request, leave_for_missing, problems_of_options
+from jax_attn.cli.checking.options import OPTIONS, arguments, typed
+from jax_attn.cli.checking.request import Request, problems_of_options, refuse
 from jax_attn.cli.checking.shown import Forms
 from jax_attn.cli.common.outcome import expect_writable
 from jax_attn.cli.common.selection import REPORT
-from jax_attn.cli.status import Exit, WrongInput, expect_installed, missing
-from jax_attn.dtypes import DTYPES
+from jax_attn.cli.status import Exit, expect_installed
 from jax_attn.environment import settle_platforms
-from jax_attn.parity.pair.errors import MissingModuleError, PairError
-from jax_attn.parity.run import TRANSFORMS
+from jax_attn.parity.pair.errors import PairError
 from jax_attn.report.files import RESULT_FILES
 
 if TYPE_CHECKING:
     from jax_attn.parity.judge.result import Result
 
 
-def _words(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    """Parse names with commas between them, as a callback."""
-    names = tuple((value or "").split(",")) if value else ()
-    if unknown := [name for name in names if name not in TRANSFORMS]:
-        expected = f"expected some of {', '.join(TRANSFORMS)}, with commas between them"
-        raise click.BadParameter(f"{expected}, got {', '.join(unknown)}")
-    return names
-
-
-OPTIONS = {
-    # argument of check or check_training -> the option that gives it
-    "dtype": click.option(
-        "--dtype",
-        type=click.Choice(DTYPES),
-        help="The dtype of both modules. The function takes it as its argument `dtype`, if it has "
-        "one. The default is the reference's.",
-    ),
-    "gradients": click.option(
-        "--gradients/--no-gradients", default=None, help="Whether to compare gradients."
-    ),
-    "transforms": click.option(
-        "--transforms",
-        metavar="eager,jit,...",
-        callback=_words,
-        help=f"Run the port under these: {', '.join(TRANSFORMS)}.",
-    ),
-    "seed": click.option("--seed", type=click.IntRange(min=0), help="The seed of the cotangents."),
-    "strict": click.option(
-        "--strict/--no-strict", default=None, help="Whether notes make the verdict INCONCLUSIVE."
-    ),
-    "parameters": click.option(
-        "--parameters",
-        multiple=True,
-        metavar="PATTERN",
-        help="Compare only the gradients of parameters whose names in the reference match (* is "
-        "any text); may be repeated.",
-    ),
-    "steps": click.option(
-        "--steps", type=click.IntRange(min=1), help="With --training: the number of updates."
-    ),
-}
-
-
-def _arguments(command: Any) -> Any:
-    for option in reversed(OPTIONS.values()):
-        command = option(command)
-    return command
-
-
 @click.command("check")
 @click.pass_context
 @click.argument("named", metavar="FILE.py:FUNCTION")
-@_arguments
+@arguments(OPTIONS)
 @click.option(
     "--training",
     is_flag=True,
@@ -93,6 +42,18 @@ def _arguments(command: Any) -> Any:
     "what moved. End with Ctrl-C.",
 )
 @click.option(
+    "--golden",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Judge by the golden reference in this folder, without torch: the function returns the "
+    "port, or a parity.Pair with its table and call, whose reference and inputs are None.",
+)
+@click.option(
+    "--expect-digest",
+    metavar="DIGEST",
+    help="With --golden: refuse a golden reference with another digest.",
+)
+@click.option(
     "--all-tensors", is_flag=True, help="List every tensor, not only the ten worst of many."
 )
 @REPORT
@@ -106,7 +67,9 @@ def command(
     all_tensors: bool,
     report: Path | None,
     as_json: bool,
-    **arguments: Any,
+    golden: Path | None,
+    expect_digest: str | None,
+    **values: Any,
 ) -> None:
     """Check that a port computes what its PyTorch reference computes, forward and backward.
 
@@ -127,46 +90,39 @@ def command(
         if p.name in OPTIONS and context.get_parameter_source(p.name) is ParameterSource.COMMANDLINE
     }
     problems = problems_of_options(training, given)
+    if golden is not None and training:
+        problems.append("--training: goes without --golden")
+    if golden is not None and explain:
+        problems.append(
+            "--explain: goes without --golden; run it where the reference is, as jax-attn check "
+            "FILE.py:FUNCTION --explain"
+        )
+    if golden is None and expect_digest is not None:
+        problems.append("--expect-digest: goes with --golden")
     if watch and as_json:
         problems.append("--json: goes without --watch")
     if problems:
         raise click.UsageError("\n".join(problems))
-    expect_installed("torch", "is the reference", "torch")
+    if golden is None:
+        expect_installed("torch", "is the reference", "torch")
     expect_writable("--report", report, RESULT_FILES)
     settle_platforms()
-    options = {name: arguments[name] for name in given}
-    typed = (*_typed(options), *(["--training"] if training else []))
-    request = Request(named, options, training, explain, typed)
+    options = {name: values[name] for name in given}
+    words = [*typed(options), *(["--training"] if training else [])]
+    words += ["--golden", str(golden)] if golden else []
+    words += ["--expect-digest", expect_digest] if expect_digest else []
+    request = Request(named, options, training, explain, (*words,), golden, expect_digest)
     forms = Forms(report, as_json=as_json, all_tensors=all_tensors)
     if watch:
         _watch(request, forms)
     try:
         result, interrupted = request.judged()
     except (PairError, MemoryError) as error:
-        _refuse(error)
+        refuse(error)
     forms.show(result, request.command)
     if interrupted:
         raise interrupted
     sys.exit(Exit[result.verdict])
-
-
-def _typed(options: dict[str, Any]) -> Iterator[str]:
-    """Yield the words that give these options on the command line."""
-    for name, value in options.items():
-        if isinstance(value, bool):
-            yield f"--{'' if value else 'no-'}{name}"
-        elif name == "parameters":
-            yield from (word for pattern in value for word in (f"--{name}", pattern))
-        else:
-            yield from (f"--{name}", ",".join(value) if name == "transforms" else str(value))
-
-
-def _refuse(error: PairError | MemoryError) -> NoReturn:
-    if isinstance(error, MissingModuleError):
-        leave_for_missing(error)
-    if isinstance(error, MemoryError):
-        missing(f"{error}; --parameters and --no-gradients need less")
-    raise WrongInput(str(error)) from error
 
 
 def _watch(request: Request, forms: Forms) -> NoReturn:

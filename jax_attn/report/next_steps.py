@@ -42,6 +42,12 @@ _OF_DOUBTS = {
 """What decides a doubt of a kind; the inputs, if a kind is not listed."""
 
 
+_WHERE_THE_REFERENCE_IS = (
+    "find the first wrong place and its cause where the reference is: "
+    "jax-attn check FILE.py:FUNCTION --explain"
+)
+
+
 def next_steps(result: Result, command: str) -> tuple[Step, ...]:
     """Return what to do next: nothing after PASS. command: the line that ran this check."""
     if result.verdict is Verdict.PASS:
@@ -59,6 +65,8 @@ def _after_failure(result: Result, command: str) -> Iterator[Step]:
             "load the port's weights by transfer.load(port, reference.state_dict(), layout), or "
             "change the row of the table that the reason names",
         )
+    elif any(note.kind == "golden-reference" for note in result.notes):
+        yield Step("nothing", _WHERE_THE_REFERENCE_IS)
     elif result.explanation is None:
         explain = command if "--explain" in command.split() else f"{command} --explain"
         yield Step("nothing", f"find the first wrong place and its cause: {explain}")

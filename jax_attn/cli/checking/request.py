@@ -3,21 +3,36 @@
 import inspect
 import shlex
 import sys
-from collections.abc import Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
-from jax_attn.cli.status import missing
+from jax_attn.cli.status import WrongInput, missing
 from jax_attn.environment import EXTRAS, install_line
 from jax_attn.parity.pair.errors import MissingModuleError, PairError, refusal
 from jax_attn.parity.pair.pair import Pair, TrainingPair
-from jax_attn.parity.pair.read import called, function, pair_of
+from jax_attn.parity.pair.read import called, function, pair_of, port_of
 
 if TYPE_CHECKING:
+    from jax_attn.parity.golden.golden import Golden
     from jax_attn.parity.judge.result import Result
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn an error of the user's code, or one that refuses arguments, into a PairError."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        if (refused := refusal(error)) is None:
+            raise  # a mistake of this package
+        raise refused from error
 
 
 class Judged(NamedTuple):
@@ -34,6 +49,7 @@ class Request:
     named: `FILE.py:FUNCTION` or `package.module:FUNCTION`. options: arguments of `parity.check` or
     `parity.check_training` that win over those of the file. training: whether to check a training.
     explain: whether to explain a result that is not PASS. words: the options as they were typed.
+    golden: the folder of a golden reference that judges the port. expect_digest: its digest.
     """
 
     named: str
@@ -41,6 +57,8 @@ class Request:
     training: bool = False
     explain: bool = False
     words: tuple[str, ...] = ()
+    golden: Path | None = None
+    expect_digest: str | None = None
 
     @property
     def command(self) -> str:
@@ -55,15 +73,15 @@ class Request:
         Raises PairError: the file, or what it makes, cannot be checked. Raises MemoryError.
         """
         with redirect_stdout(sys.stderr):
-            pair = self._pair()
-            try:
-                result = replace(_checked(pair), name=self.named)
-            except MemoryError:
-                raise
-            except (Exception, SystemExit) as error:
-                if (refused := refusal(error)) is None:
-                    raise  # a mistake of this package
-                raise refused from error
+            with refusals():
+                golden = self._golden()
+            pair = self.pair(golden)
+            with refusals():
+                if golden is not None and isinstance(pair, Pair):
+                    result = _checked_by(golden, pair)
+                else:
+                    result = _checked(pair)
+            result = replace(result, name=self.named)
             if not self.explain:
                 return Judged(result)
             try:
@@ -75,8 +93,19 @@ class Request:
                 click.echo(f"the result is not explained: {error}", err=True)
                 return Judged(result)
 
-    def _pair(self) -> Pair | TrainingPair:
-        dtype = self.options.get("dtype")
+    def _golden(self) -> "Golden | None":
+        if self.golden is None:
+            return None
+        from jax_attn.parity.golden.golden import load_golden
+
+        return load_golden(self.golden, expect_digest=self.expect_digest)
+
+    def pair(self, golden: "Golden | None" = None) -> Pair | TrainingPair:
+        """Read the file, and return the pair with the options in place. Raises PairError.
+
+        golden: the golden reference by which only the port of the pair is judged.
+        """
+        dtype = self.options.get("dtype", None if golden is None else golden.dtype)
         if dtype == "float64":
             import jax
 
@@ -84,7 +113,7 @@ class Request:
         make = function(self.named)
         takes_dtype = dtype and "dtype" in inspect.signature(make).parameters
         made = called(self.named, make, **({"dtype": dtype} if takes_dtype else {}))
-        pair = pair_of(self.named, made)
+        pair = pair_of(self.named, made) if golden is None else port_of(made)
         if self.training is not isinstance(pair, TrainingPair):
             kinds = "a Pair", "a TrainingPair"
             expected, got = reversed(kinds) if self.training else kinds
@@ -103,6 +132,21 @@ def _checked(pair: Pair | TrainingPair) -> "Result":
     from jax_attn.parity.checking.check import check
 
     return check(pair.reference, pair.port, pair.inputs, **pair.options)
+
+
+_FREE = ("layout", "port_call", "transforms", "strict", "mesh", "specs")
+_FIXED = ("inputs", "dtype", "gradients", "seed", "parameters")
+
+
+def _checked_by(golden: "Golden", pair: Pair) -> "Result":
+    """Judge the port of a pair by a golden reference, whose own call stands for the pair's.
+
+    What else the pair says of the reference must be what the golden reference was captured with.
+    """
+    from jax_attn.parity.checking.check import check
+
+    free = {name: getattr(pair, name) for name in _FREE}
+    return check(golden, pair.port, **free, **{name: getattr(pair, name) for name in _FIXED})
 
 
 def problems_of_options(training: bool, given: Mapping[str, str]) -> list[str]:
@@ -125,3 +169,12 @@ def leave_for_missing(error: MissingModuleError) -> NoReturn:
         f"{error}\nno module is named {error.name}: install the package that provides it or, if "
         "it is a file of yours, put it into the same folder"
     )
+
+
+def refuse(error: PairError | MemoryError) -> NoReturn:
+    """Exit because a pair cannot be checked."""
+    if isinstance(error, MissingModuleError):
+        leave_for_missing(error)
+    if isinstance(error, MemoryError):
+        missing(f"{error}; --parameters and --no-gradients need less")
+    raise WrongInput(str(error)) from error

@@ -24,7 +24,7 @@ def fields_of(kind: type) -> tuple[str, ...]:
     return kind._fields  # type: ignore[attr-defined]
 
 
-class Encoder:
+class TreeEncoder:
     """Writes objects as data for JSON, and collects their arrays by name.
 
     An array that occurs twice is collected once. Raises TypeError for an object of another type.
@@ -71,10 +71,10 @@ class Encoder:
 
 
 def decode(data: Any, arrays: Mapping[str, np.ndarray], types: Types) -> Any:
-    """Return the object that an `Encoder` wrote as `data` and `arrays`.
+    """Return the object that a `TreeEncoder` wrote as `data` and `arrays`.
 
     Fields that are missing keep their defaults. Raises ValueError, LookupError or TypeError for
-    anything that no `Encoder` writes.
+    anything that a `TreeEncoder` does not write.
     """
 
     def each(named: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _DATA, _ARRAYS = "golden.json", "arrays.safetensors"
 _AGAIN = "copy the folder again from where it was captured, or capture the reference again"
 
 
-class Contents:
+class FolderContents:
     """Plain data and its arrays, as they are written. document: golden.json without its digest."""
 
     def __init__(self, document: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
@@ -71,7 +71,7 @@ def expect_new(folder: Path) -> None:
         raise TransferError("golden reference, nothing written", problems)
 
 
-def read(folder: Path, expect_digest: str | None) -> Contents:
+def read(folder: Path, expect_digest: str | None) -> FolderContents:
     """Return what a folder holds, all of it compared with its digest.
 
     Raises ValueError, which says all that is wrong with the folder.
@@ -109,7 +109,7 @@ def read(folder: Path, expect_digest: str | None) -> Contents:
         raise ValueError(f"{folder / _ARRAYS}: cannot be read; {_AGAIN}\n{error}") from error
     if problems := list(_unlike(arrays, digests)):
         raise ValueError(f"{folder / _ARRAYS}: {'; '.join(problems)}; {_AGAIN}")
-    return Contents(document, arrays)
+    return FolderContents(document, arrays)
 
 
 def _unlike(arrays: Mapping[str, np.ndarray], digests: Mapping[str, Digest]) -> Iterator[str]:

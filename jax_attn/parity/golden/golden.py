@@ -19,8 +19,8 @@ from jax_attn.parity.checking.other_inputs import OtherInputs, OtherIntegers
 from jax_attn.parity.checking.probes import QUESTIONS_ASKED
 from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
 from jax_attn.parity.checking.weights import Weights
-from jax_attn.parity.golden.codec import Encoder, decode
-from jax_attn.parity.golden.folder import Contents, expect_new, read
+from jax_attn.parity.golden.codec import TreeEncoder, decode
+from jax_attn.parity.golden.folder import FolderContents, expect_new, read
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import joined
@@ -113,14 +113,15 @@ class Golden(ReferenceSide):
         note = (
             f"judged by the golden reference {self.digest[:12]}{made}: it has "
             "only digests of the weights, which do not tell in which elements they differ; for an "
-            "explanation, call parity.explain(reference, port, inputs, …) where the reference is"
+            "explanation, call parity.explain(reference, port, inputs, …), or run jax-attn check "
+            "FILE.py:FUNCTION --explain, where the reference is"
         )
         return (StandingNote("golden-reference", note),)
 
     @cached_property
-    def _contents(self) -> Contents:
-        encoder = Encoder(TYPES)
-        return Contents.of(encoder.encode(self), encoder.arrays)
+    def _contents(self) -> FolderContents:
+        encoder = TreeEncoder(TYPES)
+        return FolderContents.of(encoder.encode(self), encoder.arrays)
 
     @property
     def digest(self) -> str:

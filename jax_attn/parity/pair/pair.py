@@ -25,9 +25,10 @@ class Pair:
     take it. Nothing is validated before it is checked.
 
     Attributes:
-      reference: the torch module.
-      port: its port.
-      inputs: NumPy arrays by position (a tuple) or by keyword (a dict).
+      reference: the torch module; None if a golden reference judges the port.
+      port: its port; None if only its reference is captured.
+      inputs: NumPy arrays by position (a tuple) or by keyword (a dict); None if a golden reference
+        holds them.
       layout, reference_call, port_call, gradients, transforms, seed, strict, parameters, mesh,
         specs: as for `parity.check`.
       dtype: the dtype of both; None stands for that of the reference's first floating-point
@@ -42,9 +43,9 @@ class Pair:
     reference_call: Callable[..., Any] | None = None
     port_call: Callable[..., Any] | None = None
     dtype: str | None = None
-    gradients: bool = True
+    gradients: bool | None = None
     transforms: Sequence[str] = ("eager", "jit")
-    seed: int = 0
+    seed: int | None = None
     strict: bool = False
     parameters: str | tuple[str, ...] | None = None
     mesh: "Mesh | None" = None

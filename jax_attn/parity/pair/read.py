@@ -56,6 +56,14 @@ def pair_of(named: str, result: Any) -> Pair | TrainingPair:
     raise PairError(f"{named}: {EXPECTED}, got {len(result)} values{more}")
 
 
+def port_of(result: Any) -> Pair:
+    """Convert what a function returned to a pair of which only the port's side is read."""
+    if isinstance(result, tuple) and len(result) == 3:
+        return Pair(*result)
+    nothing: Any = None
+    return result if isinstance(result, Pair) else Pair(nothing, result, nothing)
+
+
 def _imported(place: str) -> ModuleType:
     """Import the module of a file or a name, with the file's folder first in sys.path."""
     path = Path(place)

@@ -14,8 +14,8 @@ import jax_attn.parity.golden.folder as folders
 import jax_attn.parity.golden.golden as goldens
 from helpers.parity.small_pairs import PAIRS, Pair
 from jax_attn.parity import Verdict, check, load_golden, prepare
-from jax_attn.parity.golden.codec import Encoder, decode
-from jax_attn.parity.golden.folder import Contents
+from jax_attn.parity.golden.codec import TreeEncoder, decode
+from jax_attn.parity.golden.folder import FolderContents
 from jax_attn.transfer import LINEAR, TransferError, load
 
 ROWS, IN, OUT = 3, 5, 7
@@ -314,7 +314,9 @@ class Other:
 
 def test_only_known_types_are_written_or_made(golden):
     with pytest.raises(TypeError, match="cannot hold Linear at /answers/weights"):
-        Encoder(goldens.TYPES).encode(replace(golden, answers={"weights": torch.nn.Linear(1, 1)}))
+        TreeEncoder(goldens.TYPES).encode(
+            replace(golden, answers={"weights": torch.nn.Linear(1, 1)})
+        )
     for data in ({"$": "Other"}, {"$": "os.system", "command": "true"}, {"no": "type"}):
         with pytest.raises(LookupError):
             decode(data, {}, goldens.TYPES)
@@ -322,10 +324,10 @@ def test_only_known_types_are_written_or_made(golden):
 
 def test_what_is_written_is_read_back():
     values = (None, True, 3, 0.1, -np.inf, "a", frozenset("ab"), {"$": ("x", {})}, np.arange(3))
-    encoder = Encoder({})
+    encoder = TreeEncoder({})
     data = json.loads(json.dumps(encoder.encode(values), allow_nan=False))
     *others, array = decode(data, encoder.arrays, {})
     assert (*others,) == values[:-1]
     assert array is values[-1]
-    twice = Contents.of(*(lambda e: (e.encode(2 * (values[-1],)), e.arrays))(Encoder({})))
+    twice = FolderContents.of(*(lambda e: (e.encode(2 * (values[-1],)), e.arrays))(TreeEncoder({})))
     assert len(twice.arrays) == 1

@@ -1,0 +1,66 @@
+"""`jax-attn capture`: a reference prepared and written, to judge ports where there is no torch."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from jax_attn.cli.checking.options import arguments
+from jax_attn.cli.checking.request import Request, refusals, refuse
+from jax_attn.cli.status import expect_installed
+from jax_attn.environment import settle_platforms
+from jax_attn.parity.pair.errors import PairError
+from jax_attn.parity.pair.pair import Pair
+
+_FIXED = ("dtype", "gradients", "seed", "parameters")
+
+
+@click.command("capture")
+@click.pass_context
+@click.argument("named", metavar="FILE.py:FUNCTION")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@arguments(_FIXED)
+@click.option("--yes", is_flag=True, help="Write more than 1 GB without asking.")
+def command(context: click.Context, named: str, out: Path, yes: bool, **values: Any) -> None:
+    """Capture a PyTorch reference, so that ports are judged where there is no torch.
+
+    FUNCTION returns what it returns for `check`; the port may be None. OUT is a folder that does
+    not exist yet. It receives the inputs, the numbers of the reference in float64 and in its dtype,
+    and the budgets: with gradients 16 to 20 bytes for each parameter. It does not receive the
+    weights, only their digests. The options are then fixed.
+
+    `jax-attn check --golden OUT FILE.py:FUNCTION` judges a port by it. The digest of everything in
+    OUT is printed; --expect-digest refuses any other.
+
+    Exit status: 2 if the reference cannot be captured, 3 if a package is missing or memory runs
+    out.
+    """
+    expect_installed("torch", "is the reference", "torch")
+    settle_platforms()
+    given = {
+        name: value
+        for name, value in values.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    try:
+        with redirect_stdout(sys.stderr):
+            digest = _captured(Request(named, given).pair(), out, yes)
+    except (PairError, MemoryError) as error:
+        refuse(error)
+    click.echo(digest)
+
+
+def _captured(pair: Any, out: Path, yes: bool) -> str:
+    """Write the golden reference of a pair, and return its digest. Raises PairError."""
+    from jax_attn.parity.golden.folder import expect_new
+    from jax_attn.parity.golden.prepare import prepare
+
+    assert isinstance(pair, Pair)  # a request that is no training's makes no other
+    names = (*_FIXED, "reference_call")
+    options = {name: x for name in names if (x := pair.options[name]) is not None}
+    with refusals():
+        expect_new(out)
+        return prepare(pair.reference, pair.inputs, **options).save(out, yes=yes)

@@ -172,6 +172,7 @@ LONG_FILES = {
     "bench/pair/test_checkpoint.py": 50,
     "bench/pair/test_pair_command.py": 20,
     "bench/test_programs.py": 20,
+    "cli/test_check.py": 40,
     "models/test_generate.py": 40,
     "models/test_meshes.py": 15,
     "models/test_minilm.py": 20,

@@ -7,7 +7,7 @@ from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
 
 
-class Step(NamedTuple):
+class NextStep(NamedTuple):
     """A step that brings a decision nearer.
 
     Attributes:
@@ -48,32 +48,32 @@ _WHERE_THE_REFERENCE_IS = (
 )
 
 
-def next_steps(result: Result, command: str) -> tuple[Step, ...]:
+def next_steps(result: Result, command: str) -> tuple[NextStep, ...]:
     """Return what to do next: nothing after PASS. command: the line that ran this check."""
     if result.verdict is Verdict.PASS:
         return ()
     if result.verdict is Verdict.INCONCLUSIVE:
         changes = dict.fromkeys(_OF_DOUBTS.get(doubt.kind, "inputs") for doubt in result.reasons)
-        return tuple(Step(change, _TO_DECIDE[change]) for change in changes)
+        return tuple(NextStep(change, _TO_DECIDE[change]) for change in changes)
     return tuple(_after_failure(result, command))
 
 
-def _after_failure(result: Result, command: str) -> Iterator[Step]:
+def _after_failure(result: Result, command: str) -> Iterator[NextStep]:
     if any(failure.kind == "weights-differ" for failure in result.failures):
-        yield Step(
+        yield NextStep(
             "weights",
             "load the port's weights by transfer.load(port, reference.state_dict(), layout), or "
             "change the row of the table that the reason names",
         )
     elif any(note.kind == "golden-reference" for note in result.notes):
-        yield Step("nothing", _WHERE_THE_REFERENCE_IS)
+        yield NextStep("nothing", _WHERE_THE_REFERENCE_IS)
     elif result.explanation is None:
         explain = command if "--explain" in command.split() else f"{command} --explain"
-        yield Step("nothing", f"find the first wrong place and its cause: {explain}")
+        yield NextStep("nothing", f"find the first wrong place and its cause: {explain}")
     elif regions := result.explanation["regions"]:
-        yield Step("port", _at_first_wrong(regions[0]))
+        yield NextStep("port", _at_first_wrong(regions[0]))
     else:
-        yield Step("port", result.explanation["sentence"])
+        yield NextStep("port", result.explanation["sentence"])
 
 
 def _at_first_wrong(region: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch  # noqa: F401  # the reference
 from click.testing import CliRunner
@@ -14,6 +15,7 @@ from helpers.schema_problems import problems
 from jax_attn.cli import main
 from jax_attn.cli.checking.watch import moved, runs
 from jax_attn.parity.pair.read import read_pair
+from jax_attn.transfer import save_checkpoint
 
 QUICK = ("--transforms", "eager")
 
@@ -140,6 +142,14 @@ def test_a_missing_torch_is_named_with_the_line_that_installs_it(monkeypatch):
     done = check("right")
     assert done.exit_code == 3
     assert "pip install 'torch>=2.10'" in done.stderr
+
+
+def test_verify_names_the_command_where_it_has_no_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "another", "num_attention_heads": 2}')
+    save_checkpoint(tmp_path / "model.safetensors", {"weight": np.ones((2, 3), np.float32)})
+    done = CliRunner().invoke(main, ["verify", str(tmp_path), "--model"])
+    assert done.exit_code == 2
+    assert "jax-attn check FILE.py:FUNCTION" in done.stderr
 
 
 def test_what_the_user_prints_is_no_data():

@@ -111,7 +111,7 @@ def test_every_field_is_in_the_schema():
     of_tensor = {f.name for f in fields(TensorReport)} - {"heat"} | {"ratio"}
     assert schema.OBJECTS["tensor"].keys() == of_tensor
     assert tuple(schema.OBJECTS["finding"]) == WeightedFinding._fields
-    assert tuple(schema.OBJECTS["step"]) == steps.Step._fields
+    assert tuple(schema.OBJECTS["step"]) == steps.NextStep._fields
 
 
 def test_the_page_shows_the_schema():

@@ -22,14 +22,13 @@ class Forms:
         """Write the report's files, and print the result. command: the line that asked for it."""
         from jax_attn.report.next_steps import next_steps
 
-        files = _files(result, command)
         tell(
-            files["result.json"],
+            _document(result, command) if self.as_json else "",
             [
                 result.report(all_tensors=self.all_tensors),
                 *(f"next: {step.sentence}" for step in next_steps(result, command)),
             ],
-            files=files,
+            files={} if self.report is None else _files(result, command),
             report=self.report,
             as_json=self.as_json,
         )
@@ -42,12 +41,17 @@ class Forms:
             write(self.report, _files(result, command))
 
 
+def _document(result: "Result", command: str) -> str:
+    from jax_attn.environment import describe
+    from jax_attn.report.documents import check_as_json
+
+    return check_as_json(result, describe(), command)
+
+
 def _files(result: "Result", command: str) -> dict[str, str]:
     """Return the text of each file of the report; the JSON is also what `--json` prints."""
-    from jax_attn import environment
-    from jax_attn.report.documents import check_as_json
+    from jax_attn.environment import describe
     from jax_attn.report.result_files import result_files
 
-    described = environment.describe()
-    files = result_files([result], described)
-    return files | {"result.json": check_as_json(result, described, command)}
+    files = result_files([result], describe())
+    return files | {"result.json": _document(result, command)}

@@ -116,8 +116,7 @@ def port_problems(
     on_mesh: tuple[Any, Any],
 ) -> Problems:
     """Return why a port cannot be judged with these arguments. on_mesh: the mesh and the specs."""
-    types = _type_problems("port", port)
-    types += [] if layout is None else _type_problems("layout", layout)
+    types = type_problems(port=port, **({} if layout is None else {"layout": layout}))
     types += [*type_problems_of_mesh(*on_mesh), *flag_problems({"strict": strict})]
     types += call_problems({"port_call": port_call})
     is_list = isinstance(transforms, Sequence) and not isinstance(transforms, str)

@@ -84,13 +84,14 @@ class States:
         drawn = run.left.keys() & paths_of(self.port.module, nnx.RngState)
         if drawn:
             findings.draws = (
-                f"the port draws random numbers: a call changes its RngState "
-                f"{quoted(sorted(drawn))}; call its eval(), or give it deterministic=True"
+                "the port draws random numbers: a call changes its random state "
+                f"{quoted(sorted(drawn))}; call its eval(), or give it deterministic=True (in "
+                "Keras, training=False)"
             )
         names = sorted(name for name in buffers if name.split(".")[-1] != UNCOUNTED)
         paths = sorted(run.left.keys() - drawn - self.paired)
         sides = [f"buffers {quoted(names)} of the reference"] if names else []
-        sides += [f"Variables {quoted(paths)} of the port"] if paths else []
+        sides += [f"variables {quoted(paths)} of the port"] if paths else []
         if sides:
             why = "no row of the table pairs them" if self.to_torch else "no layout pairs them"
             line = f"the call changes {joined(sides)}: not compared, because {why}"

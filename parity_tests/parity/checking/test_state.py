@@ -133,7 +133,7 @@ def test_statistics_that_no_row_pairs_are_named_in_a_note():
     assert kinds(result, "note") == ["state-not-compared"]
     assert sentences(result, "state-not-compared")[0].startswith(
         "the call changes buffers `bn.running_mean` and `bn.running_var` of the reference and "
-        "Variables `bn.mean` and `bn.var` of the port: not compared"
+        "variables `bn.mean` and `bn.var` of the port: not compared"
     )
 
 
@@ -261,7 +261,11 @@ REMEMBER = {
         ("doubt", "second-call-differs"),
         "nnx.Cache `previous` continues where the first call ended",
     ),
-    "random numbers": (Draws(), ("failure", "draws-random"), "its RngState `dropout.rngs.count`"),
+    "random numbers": (
+        Draws(),
+        ("failure", "draws-random"),
+        "its random state `dropout.rngs.count`",
+    ),
     "what no call can start from": (
         CannotBeCalledTwice(),
         ("note", "second-call-not-compared"),

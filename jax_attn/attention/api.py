@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks, dispatch
 from jax_attn.attention.annotations import AbstractArray, AnyArray
+from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.attention.call import ExtraKeys, checked_call
 from jax_attn.attention.dispatch import Implementation, KernelExplanation
 from jax_attn.attention.dropout import Dropout
@@ -20,6 +21,7 @@ from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import MaskLike
 
 
+@broadcasting
 def dot_product_attention(
     query: Float[AnyArray, "B T N H"],
     key: Float[AnyArray, "B S K H"],
@@ -88,6 +90,7 @@ def dot_product_attention(
     return dispatch.run(call, implementation)
 
 
+@broadcasting
 def attention_weights(
     query: Float[AnyArray, "B T N H"],
     key: Float[AnyArray, "B S K H"],
@@ -121,6 +124,7 @@ def attention_weights(
     return dense.weights(call)
 
 
+@broadcasting
 def explain_kernel(
     query: Float[AbstractArray, "B T N H"],
     key: Float[AbstractArray, "B S K H"],
@@ -156,6 +160,7 @@ def explain_kernel(
 explain = explain_kernel  # its name before `parity.explain`, which finds bugs
 
 
+@broadcasting
 def attend_with_cache(
     query: Float[AnyArray, "B T N H"],
     key: Float[AnyArray, "B T K H"],

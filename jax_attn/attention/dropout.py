@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from jax_attn.attention import checks, meshes
 from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.broadcasting import broadcasting
 
 
 class WeightPlace(NamedTuple):
@@ -71,6 +72,7 @@ class Dropout:
         part.place = place
         return part
 
+    @broadcasting
     def apply(self, x: Float[Array, "*dropped"], first: int = 0) -> Float[Array, "*dropped"]:
         """Return x with dropout, in x's dtype.
 

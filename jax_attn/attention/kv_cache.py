@@ -164,7 +164,7 @@ class KVCache:
 
     def positions(self, T: int) -> Int[Array, "B T"]:
         """Return the positions of the next T tokens, (B, T) int32."""
-        return self.filled[:, None] + jnp.arange(T, dtype=jnp.int32)
+        return self.filled[:, None] + jnp.arange(T, dtype=jnp.int32)[None]
 
     def __repr__(self) -> str:
         if not all(map(checks.is_array, (*self.keys, *self.values))):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Int
 
 from jax_attn.attention import checks, integers
 from jax_attn.attention.annotations import AbstractArray, AnyArray
+from jax_attn.attention.broadcasting import broadcasting
 
 # An end of a band: one for all batch rows, or one for each.
 Band = int | AnyArray
@@ -203,10 +204,10 @@ class Mask:
     @property
     def static_band(self) -> tuple[int | None, int | None]:
         """Ends lo and hi of a band that is static."""
-        ends = (self.lo, self.hi)
-        lo, hi = (None if end is None else operator.index(end) for end in ends)
+        lo, hi = (None if x is None else operator.index(x) for x in (self.lo, self.hi))
         return lo, hi
 
+    @broadcasting
     def materialize(self, T: int, S: int) -> Bool[Array, "#B #N T S"]:
         """Write the mask out as booleans, (B or 1, N or 1, T, S), True = attend."""
         read = ("lo", "hi", "kv_lengths", "q_segments", "kv_segments", "allowed")
@@ -300,6 +301,7 @@ _MEETS: dict[str, tuple[Callable[[int, int], int], Callable[..., jax.Array]]] = 
 }
 
 
+@broadcasting
 def _meet(name: str, a: Any, b: Any) -> Any:
     """Return the combination of two masks' conditions of this name."""
     if name not in _MEETS:

@@ -15,12 +15,14 @@ from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import checks, integers, meshes
 from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.broadcasting import broadcasting
 
 Length = int | AnyArray
 # Radians per position (dim/2,), and the factor that multiplies both features of a pair.
 Frequencies = tuple[AnyArray, float]
 
 
+@broadcasting
 def rotate(
     x: Float[AnyArray, "B T N H"],
     positions: Int[AnyArray, "#B T"] | Int[AnyArray, " T"] | None,

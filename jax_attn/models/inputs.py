@@ -299,7 +299,7 @@ def last_places(
     """
     B, T = tokens.shape
     if pad is not None:
-        return jnp.argmax(jnp.arange(1, T + 1) * (tokens != pad), axis=1)
+        return jnp.argmax(jnp.arange(1, T + 1)[None] * (tokens != pad).astype(jnp.int32), axis=1)
     if lengths is not None:
         return jnp.asarray(lengths) - 1
     if attention_mask is not None:

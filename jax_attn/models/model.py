@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.families.traits import ClassifierTraits, ModelTraits, NormTraits
 from jax_attn.models import inputs, packing
 from jax_attn.models.block import Block, Stack, dense
@@ -137,6 +138,7 @@ class Model(nnx.Module):
             else None
         )
 
+    @broadcasting
     def __call__(
         self,
         tokens: Int[AnyArray, "B T"],
@@ -216,6 +218,7 @@ class Model(nnx.Module):
         checks.raise_all("Model.empty_cache", inputs.cache_problems(self.reads))
         return tuple(layer.empty_cache(batch, length) for layer in self.layers)
 
+    @broadcasting
     def generate(
         self,
         tokens: Int[AnyArray, "B T"],

@@ -7,9 +7,11 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.families.traits import NormTraits
 
 
+@broadcasting
 def normed(
     x: Float[Array, "*rows D"], scale: Float[Array, " D"], bias: Array | None, traits: NormTraits
 ) -> Float[Array, "*rows D"]:

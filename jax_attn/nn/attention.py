@@ -12,14 +12,10 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jax_attn.attention import (
-    KVCache,
-    attend_with_cache,
-    attention_weights,
-    checks,
-    dot_product_attention,
-)
+from jax_attn.attention import KVCache, attend_with_cache, attention_weights, checks
+from jax_attn.attention import dot_product_attention as attend
 from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.attention.dispatch import Implementation
 from jax_attn.attention.mask import MaskLike
 from jax_attn.attention.rotary import Rotary
@@ -188,6 +184,7 @@ class GroupedQueryAttention(nnx.Module):
         cache: KVCache,
     ) -> tuple[Float[Array, "B T D"], KVCache]: ...
 
+    @broadcasting
     def __call__(
         self,
         query: AnyArray,
@@ -249,7 +246,7 @@ class GroupedQueryAttention(nnx.Module):
             self, q_BTD.shape, deterministic, rngs, keep, out_keep
         )
         q_BTNH, k_BSKH, v_BSKH = self._heads(q_BTD, k_BSD, v_BSD, placement)
-        attended_BTNH = dot_product_attention(
+        attended_BTNH = attend(
             q_BTNH,
             k_BSKH,
             v_BSKH,
@@ -264,6 +261,7 @@ class GroupedQueryAttention(nnx.Module):
         out_BTD = self.out_proj(attended_BTNH)
         return out_BTD if out_dropout is None else out_dropout.apply(out_BTD)
 
+    @broadcasting
     def attention_weights(
         self,
         query: Float[AnyArray, "B T D"],

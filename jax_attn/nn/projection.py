@@ -12,6 +12,7 @@ from jax.lax import PrecisionLike
 from jax.sharding import AbstractMesh, NamedSharding
 
 from jax_attn.attention import meshes
+from jax_attn.attention.broadcasting import broadcasting
 
 Names = tuple[str | meshes.MeshAxes | None, ...]
 """Each axis's name in a mesh: a mesh axis, or one of flax's logical axis rules."""
@@ -40,6 +41,7 @@ def normal(
     return placed_param(jax.random.normal(rngs.params(), shape, dtype) * deviation, names)
 
 
+@broadcasting
 def project(
     x: jax.Array,
     kernel: jax.Array,
@@ -139,6 +141,7 @@ class Projection(nnx.Module):
             self.bias = placed_param(bias, names[len(in_axes) :])
         self.axes, self.dtype, self.precision = len(in_axes), dtype, precision
 
+    @broadcasting
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.kernel[...]
         dtype = jnp.promote_types(x.dtype, kernel.dtype) if self.dtype is None else self.dtype

@@ -311,7 +311,8 @@ def _token_by_token(at_BT: jax.Array, page: jax.Array, tokens: jax.Array, axis: 
     B, T = page.shape[0], tokens.shape[axis]
 
     def write(n: jax.Array, page: jax.Array) -> jax.Array:
-        b, t = n.astype(jnp.int32) // T, n.astype(jnp.int32) % T
+        n = jnp.asarray(n, jnp.int32)  # as in Tile.row
+        b, t = n // T, n % T
         at = jnp.maximum(at_BT[b, t], 0)
         old, new = _token(page, b, at, axis), _token(tokens, b, t, axis)
         new = jnp.where(at_BT[b, t] >= 0, new, old)

@@ -1,12 +1,25 @@
 """Attention by its definition: every score, a softmax, a weighted mean."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.scores import extra_scores, masked, products, rows, scores
+from jax_attn.attention.kernels.scores import (
+    extra_scores,
+    masked,
+    no_maximum,
+    products,
+    rows,
+    scores,
+)
+
+# Compiled, because in eager calls jax_debug_infs would take the −∞ of hidden pairs for an error.
+_compiled = functools.partial(jax.jit, inline=True)
 
 
+@_compiled
 def attention(call: Call) -> jax.Array:
     """Compute softmax(scale·QKᵀ)·V with all options of the call; (B, T, N, Hv)."""
     return _mean(call).astype(call.query.dtype)
@@ -16,17 +29,18 @@ def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the output, the largest score of each query and the sum of exp(score − maximum).
 
     Shapes: (B, T, N, Hv), (B, N, T), (B, N, T). All are in the softmax's dtype; the call has no
-    extra keys. For a query that sees no key the maximum is +∞ and the sum 1. The maximum is
-    arbitrary, so no gradient goes through it.
+    extra keys. For a query that sees no key the maximum is `no_maximum` and the sum 1. The
+    maximum is arbitrary, so no gradient goes through it.
     """
     scores_BNTS = _scores(call)
     maximum_BNT = jax.lax.stop_gradient(scores_BNTS.max(axis=-1))
     empty_BNT = maximum_BNT == -jnp.inf
-    maximum_BNT = jnp.where(empty_BNT, jnp.inf, maximum_BNT)
+    maximum_BNT = jnp.where(empty_BNT, no_maximum(call.softmax_dtype), maximum_BNT)
     total_BNT = jnp.exp(scores_BNTS - maximum_BNT[..., None]).sum(axis=-1)
     return _mean(call), maximum_BNT, jnp.where(empty_BNT, 1, total_BNT)
 
 
+@_compiled
 def weights(call: Call) -> jax.Array:
     """Return the softmax before dropout; (B, N, T, S), with more columns for extra keys."""
     return _probabilities(call).astype(call.query.dtype)

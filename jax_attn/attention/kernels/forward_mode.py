@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 
+from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.attention.call import Call
 
 Leaves = Sequence[Any]
@@ -81,6 +82,7 @@ def _tangent(push: Callable, pull: Callable, call: Call, outputs: Any, d_floats:
     of_call, of_outputs, linear = (jax.tree.leaves(x) for x in (call, outputs, d_floats))
 
     def over_leaves(fn: Callable, last: int) -> Callable[[Leaves, Leaves, Leaves], Leaves]:
+        @broadcasting
         def run(*leaves: Leaves) -> Leaves:
             used = (trees[0], trees[1], trees[last])
             return jax.tree.leaves(fn(*map(jax.tree.unflatten, used, leaves)))

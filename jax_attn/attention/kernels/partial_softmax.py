@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.scores import extra_scores
+from jax_attn.attention.kernels.scores import extra_scores, no_maximum
 from jax_attn.attention.meshes import MeshAxes
 
 
@@ -63,7 +63,7 @@ def of_sums(
     call: Call, out_BTNH: jax.Array, maximum_BNT: jax.Array, total_BNT: jax.Array
 ) -> PartialSoftmax:
     """Convert the results of `dense.with_sums`."""
-    seen_BNT = maximum_BNT != jnp.inf
+    seen_BNT = maximum_BNT != no_maximum(maximum_BNT.dtype)
     maximum, total = (
         jnp.where(seen_BNT, x_BNT, unseen).reshape(call.B, call.K, call.G, call.T)
         for x_BNT, unseen in ((maximum_BNT, -jnp.inf), (total_BNT, 0))

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.meshes import in_auto_mesh
@@ -45,6 +46,14 @@ def scores(call: Call, products: jax.Array, bias: jax.Array | None) -> jax.Array
 def masked(scores: jax.Array, allowed: jax.Array | None, hidden: float = -jnp.inf) -> jax.Array:
     """Return the scores, `hidden` where a pair may not attend. allowed: None if all pairs may."""
     return scores if allowed is None else jnp.where(allowed, scores, hidden)
+
+
+def no_maximum(dtype: DTypeLike) -> float:
+    """Return what stands for the largest score of a query that sees no key.
+
+    It is so large that exp(score − it) is 0, and not ∞, which jax_debug_infs takes for an error.
+    """
+    return float(jnp.finfo(dtype).max)
 
 
 def extra_scores(call: Call) -> jax.Array:

@@ -82,7 +82,7 @@ class Tile:
     def row(cls, call: Call, sizes: Tiles, n: jax.Array) -> "Tile":
         """Return the n-th row of tiles over batch, heads and queries."""
         heads, queries = call.K // sizes.K, sizes.rows(call)
-        n = n.astype(jnp.int32)  # int64 under x64
+        n = jnp.asarray(n, jnp.int32)  # int64 under x64, a plain int under jax_disable_jit
         own_t = n % queries * sizes.T
         t = jnp.minimum(own_t, call.T - sizes.T)
         b, k, start = n // (heads * queries), n // queries % heads * sizes.K, jnp.int32(0)
@@ -90,7 +90,7 @@ class Tile:
 
     def column(self, j: jax.Array, is_whole: bool = False) -> "Tile":
         """Return the j-th tile over the keys, in this row."""
-        own_s = j.astype(jnp.int32) * self.sizes.S
+        own_s = jnp.asarray(j, jnp.int32) * self.sizes.S
         s = jnp.minimum(own_s, self.call.S - self.sizes.S)
         return replace(self, s=s, own_s=own_s, is_whole=is_whole)
 

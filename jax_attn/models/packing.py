@@ -86,11 +86,10 @@ def as_one_text(
 
     Only where that is not known before the program runs: `position_problems` reports the others.
     """
-    given = positions, lengths, attention_mask
-    if positions is None or segments is not None or are_known(*given):
+    if positions is None or segments is not None or are_known(positions, lengths, attention_mask):
         return tokens
-    is_one_B1 = is_one_text(*given, is_causal=is_causal)[:, None]
-    return _or_minus_one(tokens, is_one_B1)
+    is_one_B = is_one_text(positions, lengths, attention_mask, is_causal=is_causal)
+    return _or_minus_one(tokens, is_one_B[:, None])
 
 
 def longest_text(T: int, segments: Any) -> int:

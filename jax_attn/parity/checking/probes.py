@@ -181,7 +181,10 @@ OF_OTHER_INPUTS = (
 )
 """The probes of a port that does not fail; they run it on other inputs."""
 
-QUESTIONS_ASKED = ("weights", *(p.question for p in (*PROBES, *OF_OTHER_INPUTS) if p.question))
+QUESTIONS_ASKED = (
+    *("weights", "kinks"),
+    *(probe.question for probe in (*PROBES, *OF_OTHER_INPUTS) if probe.question),
+)
 """The questions that judging a port may ask."""
 
 

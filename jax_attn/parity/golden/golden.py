@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import click
 
+from jax_attn.parity.checking.at_kinks import Kinks
 from jax_attn.parity.checking.digests import Digest, Digests
 from jax_attn.parity.checking.other_inputs import OtherInputs, OtherIntegers
 from jax_attn.parity.checking.probes import QUESTIONS_ASKED
@@ -182,7 +183,7 @@ TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(Golden, Inputs, Run, Budget, Findings, Weights, Digests, Digest),
-        *(OtherIntegers, OtherInputs),
+        *(Kinks, OtherIntegers, OtherInputs),
     )
 }
 """The types that a golden reference is made of; their names and fields are the format."""

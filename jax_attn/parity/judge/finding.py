@@ -89,6 +89,7 @@ KINDS = MappingProxyType(
         "epsilon-alone": "a wrong epsilon in only one norm would not show",
         "epsilon-of-denominator": "a missing epsilon of a denominator would not show",
         "idle-branch": "a branch of the reference never takes effect",
+        "kink": "gradients differ only by the convention at a kink, such as that of abs at 0",
         "idle-guard": "a guard against zero never takes effect",
         "small-features": "some features are too small compared with others to be judged",
         "drowned": "rounding hides any bugs that the inputs might reveal",

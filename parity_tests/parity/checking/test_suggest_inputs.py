@@ -241,7 +241,7 @@ def test_the_end_of_a_text_is_where_what_is_pooled_there_shows_a_causal_mask():
 NORMS = {
     "batch norm": (nn.BatchNorm1d(D), None, (3, D, 11)),
     "batch norm, of tokens": (nn.BatchNorm1d(D), lambda m, x: m(x.mT).mT, (3, 11, D)),
-    "batch norm, of images": (nn.BatchNorm2d(D), None, (3, D, 17, 13)),
+    "batch norm, of images": (nn.BatchNorm2d(D), None, (3, D, 17, 14)),
     "group norm": (nn.GroupNorm(4, D), None, (3, D, 11)),
     "layer norm of a prime width": (nn.LayerNorm(11), None, (3, 13, 11)),
 }

@@ -2,34 +2,20 @@
 without a NaN, a choice that always takes one side. A port without them would pass.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from jax_attn.parity.bugs.bug import HIDES, OperatorCall, Site
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, inside
+from jax_attn.parity.checking.canaries.knees import KNEES
+from jax_attn.parity.checking.canaries.lucky_sizes import LUCKY_SIZES
+from jax_attn.parity.checking.canaries.side import Side, Sides, constant
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.lines import calling_line
-
-
-class Side(NamedTuple):
-    """One side of a branch. operator: its name and bound. what: the input on which it acts.
-
-    guards: whether it only guards against zero. standing: whether there may be no such input,
-    because an integer reaches the bound but may never exceed it.
-    """
-
-    operator: str
-    what: str
-    guards: bool = False
-    standing: bool = False
-
-
-Sides = Iterator[tuple[Side, bool]]
-"""Each side, with whether it acts."""
 
 # A bound this close to zero keeps a divisor or the argument of a root positive despite rounding.
 _GUARD = 1e-3
@@ -40,15 +26,6 @@ _FINITE = 1e30
 # --- the sides of each operator -------------------------------------------------------------------
 
 
-def _constant(value: Any) -> float | None:
-    """Return a number, or the one value of a constant tensor; None if a tensor holds several."""
-    if not isinstance(value, torch.Tensor):
-        return float(value)
-    if value.numel() == 0 or value.min() != value.max():
-        return None
-    return float(value.flatten()[0])
-
-
 def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
     """Yield a clamp's sides, as far as they can matter: beyond each bound, and between them."""
     between, inside = [], torch.ones_like(x, dtype=torch.bool)
@@ -56,7 +33,7 @@ def _bounded(operator: str, x: Any, low: Any = None, high: Any = None) -> Sides:
         ("min", low, torch.lt, torch.gt),
         ("max", high, torch.gt, torch.lt),
     ):
-        number = None if bound is None else _constant(bound)
+        number = None if bound is None else constant(bound)
         if number is None or not abs(number) < _FINITE:
             continue
         between.append(f"{'above' if word == 'min' else 'below'} {number:g}")
@@ -89,9 +66,9 @@ def _smaller(x: Any, y: Any) -> Sides:
 
 def _chosen(operator: str, x: Any, y: Any, *, low: bool) -> Sides:
     """Yield the sides of a choice between two tensors; if one is constant, it is a bound."""
-    if _constant(x) is not None:
+    if constant(x) is not None:
         x, y = y, x
-    if _constant(y) is not None:
+    if constant(y) is not None:
         yield from _bounded(operator, x, *((y, None) if low else (None, y)))
         return
     for nth, taken in (("first", x > y), ("second", x < y)):
@@ -123,10 +100,11 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Sides:
         yield Side("masked_fill", "a key that it hides"), bool(mask.any())
     else:
         what = "an element where its mask is True"
-        yield Side(f"masked_fill({_constant(value):g})", what), bool(mask.any())
+        yield Side(f"masked_fill({constant(value):g})", what), bool(mask.any())
 
 
-def _index_put(x: Any, indices: Any, *_: Any) -> Sides:
+def _index_put(x: Any, indices: Any, *others: Any, **named: Any) -> Sides:
+    yield from KNEES["index_put"](x, indices, *others, **named)
     masks = [index for index in indices if index is not None and index.dtype is torch.bool]
     if masks:
         what = "an element where its mask is True"
@@ -143,7 +121,7 @@ def _shrunk(operator: str, x: Any, width: float = 0.5) -> Sides:
 
 
 def _remainder(x: Any, divisor: Any) -> Sides:
-    number = _constant(divisor)
+    number = constant(divisor)
     if number is not None and isinstance(x, torch.Tensor):
         what = f"a number below 0, or of {number:g} or more"
         what += "" if x.is_floating_point() else " (longer sequences, if it is a position)"
@@ -152,10 +130,12 @@ def _remainder(x: Any, divisor: Any) -> Sides:
 
 
 def _fmod(x: Any, divisor: Any) -> Sides:
-    number = _constant(divisor)
+    number = constant(divisor)
     if number is not None:
         what = f"a number of {abs(number):g} or more, or -{abs(number):g} or less"
         yield Side(f"fmod({number:g})", what), bool((x.abs() >= abs(number)).any())
+        below = Side(f"the sign of fmod({number:g})", "a number below 0", standing=_is_whole(x))
+        yield below, bool((x < 0).any())
 
 
 def _stepped(operator: str, x: Any, *bounds: Any, **named: Any) -> Sides:
@@ -164,6 +144,8 @@ def _stepped(operator: str, x: Any, *bounds: Any, **named: Any) -> Sides:
         steps = getattr(torch, operator)(x, *bounds, **named)
         what = "numbers that it takes to several steps"
         yield Side(operator, what), bool(steps.min() != steps.max())
+        if operator == "trunc":
+            yield Side("trunc in place of floor", "a number below 0"), bool((x < 0).any())
 
 
 def _bent(operator: str, x: Any) -> Sides:
@@ -197,13 +179,19 @@ def _is_floating(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not x.is_floating_point()
+
+
 def _hides(value: Any) -> bool:
-    number = _constant(value)
+    number = constant(value)
     return number is not None and number <= HIDES
 
 
 _STEPS = ("bucketize", "ceil", "floor", "round", "trunc")
 _SIDES: dict[str, Callable[..., Sides]] = {
+    **KNEES,
+    **LUCKY_SIZES,
     **{name: partial(_stepped, name) for name in _STEPS},
     "_prelu_kernel": lambda x, _: _bent("prelu", x),
     "_to_copy": _cast,
@@ -234,7 +222,7 @@ _SIDES: dict[str, Callable[..., Sides]] = {
     "threshold": _threshold,
     "where": _where,
 }
-OF_MASKS = ("_to_copy", "index_put", "masked_fill", "masked_scatter", "mul", "where")
+OF_MASKS = ("_to_copy", "index_put", "masked_fill", "masked_scatter", "mul", "sum", "where")
 """Operators that a mask among the inputs makes act; the canaries of masks then show it."""
 
 
@@ -253,7 +241,7 @@ class Branches:
         if call.name == "where" and len(call.args) < 2:
             return  # the indices of what is true
         for side, acts in _SIDES[call.name](*call.args, **call.kwargs):
-            key = call.site, side
+            key = None if side.anywhere else call.site, side
             if key not in self.acts:
                 self._lines[key] = calling_line()
             self.acts[key] = self.acts.get(key, False) or acts
@@ -276,11 +264,12 @@ class Branches:
         ]
         guards = [f"{s.operator}{_where_is(places)}" for s, places in idle.items() if s.guards]
         if guards:
+            zero = ", or a number below 0" if any("=0)" in guard for guard in guards) else ""
             sentence = (
                 f"{joined(guards)} {'guard' if guards[1:] else 'guards'} against zero and never "
                 f"{'take' if guards[1:] else 'takes'} effect, so a port without "
                 f"{'them' if guards[1:] else 'it'} would pass; to show it, use a row of zeros, "
-                "or a query with every key hidden"
+                f"or a query with every key hidden{zero}"
             )
             notes.append(Finding("idle-guard", sentence))
         return DoubtsAndNotes((), tuple(notes))

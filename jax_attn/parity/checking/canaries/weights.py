@@ -204,7 +204,9 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
     """
     notes = []
     for path, table in prepared.reference.module.named_modules():
-        if not isinstance(table, torch.nn.Embedding) or (pad := table.padding_idx) is None:
+        if not isinstance(table, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            continue
+        if (pad := table.padding_idx) is None:
             continue
         for name, ids in named_inputs(prepared.reference).items():
             if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).any():

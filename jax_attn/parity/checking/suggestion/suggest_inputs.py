@@ -128,7 +128,7 @@ def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterat
     """Yield lengths of the axes, the most revealing first."""
     heads, image = sizes.first("heads", 1), sizes.first("image", 0)
     head_dim = sizes.first("head_dim", sizes.first("width", 24) // heads)
-    others = {"N": heads, "H": head_dim, "Y": image or 17, "X": image or 13}
+    others = {"N": heads, "H": head_dim, "Y": image or 17, "X": image or 14}
     others |= {"C": sizes.first("channels", 3), "F": sizes.first("features", 5)}
     others |= {"P": (image // sizes.first("patch", 1)) ** 2}
     of_fixed = dict(_letters(sizes, fixed))

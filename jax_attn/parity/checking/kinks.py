@@ -1,0 +1,146 @@
+"""Kinks: numbers exactly where a derivative jumps, where torch's and JAX's conventions differ.
+
+Padding and branches initialised to zero give such numbers. The reference is run with the
+derivatives of the usual JAX expressions, for `at_kinks` to compare a port with.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from jax_attn.parity.bugs.bug import OperatorCall
+from jax_attn.parity.bugs.planting import Watched, run_planted
+from jax_attn.parity.checking.at_kinks import Kinks
+from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.run.inputs_and_runs import Run
+from jax_attn.parity.run.modes.float64_mode import Float64
+from jax_attn.parity.run.modes.lines import calling_line
+
+
+class Kink(NamedTuple):
+    """An operator that bends. at: where its arguments are at a bend. torchs, jaxs: the derivative
+    there in torch, and in the JAX expression `usual`. remedy: an expression with torch's."""
+
+    at: Callable[..., torch.Tensor]
+    torchs: Callable[..., float]
+    jaxs: float
+    usual: str
+    remedy: str
+
+
+def _at_zero(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return x == 0
+
+
+def _at_bounds(x: torch.Tensor, low: Any = None, high: Any = None, **named: Any) -> torch.Tensor:
+    bounds = [named.get("min", low), named.get("max", high)]
+    at = torch.zeros_like(x, dtype=torch.bool)
+    for bound in bounds:
+        at = at if bound is None else at | (x == bound)
+    return at
+
+
+def _slope(x: Any, negative_slope: float = 0.01, *_: Any, **__: Any) -> float:
+    return negative_slope
+
+
+_CLIP = "jnp.where((x >= low) & (x <= high), x, lax.stop_gradient(jnp.clip(x, low, high)))"
+_INSIDE = "jnp.where((x > low) & (x < high), x, lax.stop_gradient(jnp.clip(x, low, high)))"
+_ABS = Kink(_at_zero, lambda *_, **__: 0.0, 1.0, "jnp.abs(x)", "jnp.sign(x) * x")
+_CLAMP = Kink(_at_bounds, lambda *_, **__: 1.0, 0.5, "jnp.clip or jnp.maximum", _CLIP)
+KINKS = {
+    "abs": _ABS,
+    "clamp": _CLAMP,
+    "clamp_min": _CLAMP,
+    "hardtanh": Kink(
+        lambda x, low=-1.0, high=1.0, *_, **named: _at_bounds(
+            x, named.get("min_val", low), named.get("max_val", high)
+        ),
+        lambda *_, **__: 0.0,
+        0.5,
+        "jnp.clip",
+        _INSIDE,
+    ),
+    "leaky_relu": Kink(
+        _at_zero, _slope, 1.0, "jax.nn.leaky_relu(x, slope)", "jnp.where(x > 0, x, slope * x)"
+    ),
+    "relu": Kink(_at_zero, lambda *_, **__: 0.0, 0.5, "jnp.maximum(x, 0)", "jax.nn.relu(x)"),
+}
+"""Operator -> its kink."""
+_SPELLINGS = {"__abs__": "abs", "absolute": "abs", "clip": "clamp", "leaky_relu_": "leaky_relu"}
+
+
+@dataclass
+class _Met:
+    """Counts the numbers at kinks, by operator and line."""
+
+    operators = tuple(KINKS)
+    counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    derivative: dict[str, float] = field(default_factory=dict)
+
+    def look(self, call: OperatorCall) -> None:
+        x = call.args[0]
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            return
+        if near := int(KINKS[call.name].at(*call.args, **call.kwargs).sum()):
+            key = call.name, calling_line()
+            before = self.counts.get(key, (0, 0))
+            self.counts[key] = before[0] + near, before[1] + x.numel()
+            self.derivative[call.name] = KINKS[call.name].torchs(*call.args, **call.kwargs)
+
+
+class _JaxsDerivatives(TorchFunctionMode):
+    """Gives operators JAX's derivative at their kinks. It sees calls before autograd does."""
+
+    def __init__(self, operators: frozenset[str]):
+        super().__init__()
+        self._operators = operators
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        result = func(*args, **named)
+        name = getattr(func, "__name__", "")
+        name = _SPELLINGS.get(name, name)
+        x = args[0] if args else None
+        if name not in self._operators or not isinstance(x, torch.Tensor) or result is x:
+            return result
+        kink = KINKS[name]
+        by = kink.jaxs - kink.torchs(*args, **named)
+        return result + by * kink.at(*args, **named) * (x - x.detach())
+
+
+def kinks(prepared: Prepared) -> Kinks:
+    """Find the reference's numbers that lie at kinks, and its gradients by JAX's conventions."""
+    met = _Met()
+    if not prepared.gradients or run_planted(prepared.reference, Watched(met)) is None:
+        return Kinks({}, {})
+    said = {name: "; ".join(_lines(name, met)) for name in met.derivative}
+    together = dict.fromkeys([*((name,) for name in said), tuple(said)])
+    runs = {" ".join(names): _by_jax(prepared, names) for names in together if names}
+    return Kinks(said, {names: run for names, run in runs.items() if run is not None})
+
+
+def _lines(name: str, met: _Met) -> Iterator[str]:
+    kink = KINKS[name]
+    for (operator, line), (near, total) in met.counts.items():
+        if operator == name:
+            yield (
+                f"{near} of {total} arguments of {name} ({line}) lie exactly at its kink, where "
+                f"torch's derivative is {met.derivative[name]:g} and that of {kink.usual} is "
+                f"{kink.jaxs:g}; {kink.remedy} has torch's"
+            )
+
+
+def _by_jax(prepared: Prepared, names: tuple[str, ...]) -> Run | None:
+    own = prepared.reference.call or torch.nn.Module.__call__
+
+    def call(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
+        with _JaxsDerivatives(frozenset(names)):
+            return own(module, *args, **inputs)
+
+    return run_planted(prepared.reference.called(call), Float64(), prepared.cotangents)

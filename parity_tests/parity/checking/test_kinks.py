@@ -1,0 +1,80 @@
+"""A failure names the convention at a kink if the port's gradients differ only by it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from helpers.parity.findings import kinds, sentences
+from helpers.parity.functions import PortFunction, TorchFunction
+from jax_attn.parity import Verdict, check
+
+F = torch.nn.functional
+RNG = np.random.default_rng(0)
+ZEROS = RNG.random((3, 7)) < 0.3
+X = np.where(ZEROS, 0.0, RNG.standard_normal((3, 7))).astype(np.float32)
+HALVES = (np.round(2 * RNG.standard_normal((3, 9))) / 2).astype(np.float32)
+
+
+def clip(x, low, high, inside):
+    return jnp.where(inside, x, jax.lax.stop_gradient(jnp.clip(x, low, high)))
+
+
+# name -> reference, JAX's usual expression, one with torch's derivative, inputs
+ROWS = {
+    "abs": (torch.abs, jnp.abs, lambda x: jnp.sign(x) * x, X),
+    "leaky_relu": (
+        lambda x: F.leaky_relu(x, 0.1),
+        lambda x: jax.nn.leaky_relu(x, 0.1),
+        lambda x: jnp.where(x > 0, x, 0.1 * x),
+        X,
+    ),
+    "clamp": (
+        lambda x: x.clamp(0, 1),
+        lambda x: jnp.clip(x, 0, 1),
+        lambda x: clip(x, 0, 1, (x >= 0) & (x <= 1)),
+        X,
+    ),
+    "relu": (lambda x: x.relu(), lambda x: jnp.maximum(x, 0), jax.nn.relu, X),
+    "hardtanh": (
+        F.hardtanh,
+        lambda x: jnp.clip(x, -1, 1),
+        lambda x: clip(x, -1, 1, (x > -1) & (x < 1)),
+        HALVES,
+    ),
+}
+
+
+def judged(reference, port, x):
+    return check(TorchFunction(reference), PortFunction(port), (x,), transforms=("jit",))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_usual_expression_fails_by_its_convention_and_torchs_passes(name):
+    reference, usual, torchs, x = ROWS[name]
+    result = judged(reference, usual, x)
+    assert (result.verdict, kinds(result).count("kink")) == (Verdict.FAIL, 1), str(result)
+    (said,) = sentences(result, "kink")
+    assert f"arguments of {name} (" in said
+    assert judged(reference, torchs, x).verdict is Verdict.PASS
+
+
+def test_the_numbers_at_the_kink_are_counted():
+    (said,) = sentences(judged(torch.abs, jnp.abs, X), "kink")
+    assert f" {ZEROS.sum()} of {ZEROS.size} arguments" in said
+
+
+def test_one_convention_of_two_is_named():
+    def reference(x):
+        return x.abs() + 2 * x.relu()
+
+    (said,) = sentences(judged(reference, lambda x: jnp.abs(x) + 2 * jax.nn.relu(x), X), "kink")
+    assert "of abs (" in said
+    assert "of relu (" not in said
+
+
+def test_another_mistake_is_no_convention():
+    wrong = judged(torch.abs, lambda x: jnp.abs(jax.lax.stop_gradient(x)), X)
+    assert wrong.verdict is Verdict.FAIL
+    assert "kink" not in kinds(wrong)

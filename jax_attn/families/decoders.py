@@ -67,23 +67,43 @@ def rotary(
 
     part: the part of a head that is rotated if the config does not say; None if the whole head is,
     whatever the config says. names: the family's names for base and part in old configs, next to
-    rope_scaling. Refuses an unknown rope_type, and a part that is not a whole number of pairs.
+    rope_scaling. A config that several versions have written may say all of it in old and in new
+    words, which must mean the same. Refuses an unknown rope_type, and a part that is not a whole
+    number of pairs.
     """
-    old, new = config.get("rope_scaling"), config.get("rope_parameters")
-    if old and new and old != new:
-        config.refuse("rope_parameters", new, f"the same as rope_scaling, which is {old!r}")
-    rope = config.inside("rope_scaling" if old else "rope_parameters")
+    old, new = config.inside("rope_scaling"), config.inside("rope_parameters")
+    said = [rope for rope in (old, new) if rope.config] or [new]
+    first, *others = [_turning(rope, config, head_dim, part, names) for rope in said]
+    if any(other != first for other in others):
+        expected = f"the same as rope_scaling, which is {old.config!r}"
+        config.refuse("rope_parameters", new.config, expected)
+    return first
+
+
+def _turning(
+    rope: Reading, config: Reading, head_dim: int, part: float | None, names: tuple[str, str]
+) -> RotaryTraits:
+    """Return what one of the two objects says, with what stands beside it."""
     old_base, old_part = names
-    base = rope.real("rope_theta", default=config.real(old_base, default=10000.0))
+    base = _in_either("rope_theta", old_base, rope, config, 10000.0)
     dim = None
     if part is not None:
-        part = rope.real("partial_rotary_factor", default=config.real(old_part, default=part))
+        part = _in_either("partial_rotary_factor", old_part, rope, config, part)
         dim = int(head_dim * part)
         if not 2 <= dim <= head_dim or dim % 2:
             expected = f"pairs of the {head_dim} features of a head"
             config.refuse(old_part, part, expected, head_dim, part)
-    turning = None if dim == head_dim else dim
-    return RotaryTraits(float(base), turning, scaling=_scaling(rope, config))
+    return RotaryTraits(
+        float(base), None if dim == head_dim else dim, scaling=_scaling(rope, config)
+    )
+
+
+def _in_either(name: str, old_name: str, rope: Reading, config: Reading, default: float) -> float:
+    """Return a number in rope_parameters or next to them; if it is in both, they must agree."""
+    inside, beside = rope.real(name, default=None), config.real(old_name, default=None)
+    if None not in (inside, beside) and inside != beside:
+        config.refuse(old_name, beside, f"{inside!r}, as {name} in rope_parameters", inside, beside)
+    return next((x for x in (inside, beside) if x is not None), default)
 
 
 def _scaling(rope: Reading, config: Reading) -> Scaling | None:

@@ -210,6 +210,23 @@ def test_what_a_config_does_not_say_is_transformers_default(model):
                 },
             ),
         ),
+        # Twice, as after several versions: the same in two spellings.
+        (
+            {
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+                "rope_theta": 5e5,
+            },
+            RotaryTraits(5e5, scaling=("Linear", {"factor": 2.0})),
+        ),
+        (
+            {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_theta": 1e4}},
+            RotaryTraits(1e4),
+        ),
+        (
+            {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            RotaryTraits(5e5),
+        ),
     ],
 )
 def test_rotary_positions_as_configs_of_all_times_say_them(said, expected):
@@ -230,6 +247,14 @@ def test_rotary_positions_as_configs_of_all_times_say_them(said, expected):
         ({"attention_bias": 1}, "attention_bias: expected true or false, got 1"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type: expected one of default, linear"),
         ({"rope_scaling": {"type": "linear"}}, "factor: expected a number above 0, got None"),
+        (
+            {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "rope_theta: expected 10000.0, as rope_theta in rope_parameters, got 500000.0",
+        ),
+        (  # which transformers reads with a base of 10000
+            {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_theta": 5e5}},
+            "rope_parameters: expected the same as rope_scaling",
+        ),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
             "layer_types: expected a list that reaches layer 1",

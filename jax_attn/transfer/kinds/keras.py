@@ -21,13 +21,16 @@ class Keras(Kind):
     """A built model, called statelessly.
 
     A variable has its own `path` without the model's name, with dots: "block_0.dense.kernel".
-    Trainable variables are parameters; the others are state. A load writes into the model.
+    Variables made to be trained are parameters, also those of a layer that is frozen; the others
+    are state. A load writes into the model.
     """
 
     model: Any
 
     def leaves(self) -> dict[str, nnx.Variable]:
-        trainable = {id(v) for v in self.model.trainable_variables}
+        layers = self.model._flatten_layers()
+        # The public lists count those of a frozen layer as state, among running statistics.
+        trainable = {id(v) for layer in layers for v in layer._trainable_variables}
         leaves: dict[str, nnx.Variable] = {}
         for path, v in self._variables().items():
             state = nnx.RngState if path.endswith(_SEED) else nnx.BatchStat

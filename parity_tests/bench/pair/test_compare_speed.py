@@ -9,6 +9,8 @@ import torch
 from flax import nnx
 
 from helpers.bench.bench_stand_in import Fake
+from helpers.parity import five_kinds
+from helpers.parity.five_kinds import KINDS
 from jax_attn import bench
 from jax_attn.bench.engine.compare_speed import settings_kept
 from jax_attn.bench.engine.pair_judge import flops
@@ -69,6 +71,30 @@ def record() -> Record:
     assert torch.get_num_threads() == threads
     assert jax.config.jax_default_matmul_precision is None
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nnx"])
+def test_a_port_of_another_kind_is_timed_as_it_was_handed_in(kind):
+    reference = five_kinds.reference()
+    port = five_kinds.port(kind, reference)
+    seen = []
+
+    def call(handed_in, x):
+        seen.append(type(handed_in))
+        return handed_in(x)
+
+    made = bench.compare_speed(
+        *(reference, port, five_kinds.inputs()),
+        layout=KINDS[kind].layout,
+        port_call=call,
+        modes=(STEP,),
+        ways=("torch eager", "jax.jit donated"),
+        rounds=2,
+    )
+    assert {row.implementation for row in made.rows} == {"torch eager", "jax.jit donated"}
+    assert {row.status for row in made.rows} == {Status.MEASURED}
+    assert len({*seen}) == 1
 
 
 @pytest.mark.slow

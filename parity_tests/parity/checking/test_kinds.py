@@ -214,23 +214,32 @@ def test_state_that_a_call_changes_is_compared(kind, momentum, verdict, monkeypa
     assert "norm.running_mean" in {t.name for t in result.tensors}
 
 
-def test_a_keras_model_that_draws_is_told(monkeypatch):
+LINEAR = torch.nn.Linear(D, D)
+
+
+def of_keras(call=None, **options) -> parity.Result:
+    """A check of a linear layer and a dropout, the layer with these options."""
     layers = keras.layers
-    model = keras.Sequential([layers.Input((D,)), layers.Dense(D, name="a"), layers.Dropout(0.5)])
-    reference = torch.nn.Sequential(torch.nn.Linear(D, D)).eval()
-    layout = Layout(row("0.weight", "a.kernel", linear), row("0.bias", "a.bias"))
-    load(model, reference.state_dict(), layout)
+    layer = layers.Dense(D, name="a", **options)
+    model = keras.Sequential([layers.Input((D,)), layer, layers.Dropout(0.5)])
+    layout = Layout(row("weight", "a.kernel", linear), row("bias", "a.bias"))
+    load(model, LINEAR.state_dict(), layout)
     x = np.random.default_rng(0).standard_normal((B, D)).astype(np.float32)
-    result = parity.check(
-        reference,
-        model,
-        (x,),
-        layout=layout,
-        port_call=lambda model, x: model(x, training=True),
-        transforms=("jit",),
-    )
+    return parity.check(LINEAR, model, (x,), layout=layout, port_call=call, transforms=("jit",))
+
+
+def test_a_keras_model_that_draws_is_told(monkeypatch):
+    ONCE.patch(monkeypatch)
+    result = of_keras(lambda model, x: model(x, training=True))
     assert result.verdict is Verdict.FAIL
     assert "draws-random" in kinds(result)
+
+
+def test_the_gradients_of_a_frozen_keras_layer_are_compared(monkeypatch):
+    ONCE.patch(monkeypatch)
+    result = of_keras(trainable=False)
+    assert result.verdict is Verdict.PASS, str(result)
+    assert {"weight", "bias"} <= {t.name for t in result.tensors}
 
 
 # --- what is no port ---

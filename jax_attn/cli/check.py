@@ -141,12 +141,10 @@ def _watch(request: Request, forms: Forms) -> NoReturn:
 
     last: Result | None = None
     for result in runs(request.named, check):
-        if result is not None and last is None:
+        if result is not None and last is not None:
+            forms.show_changes(result, request.command, moved(last, result))
+        elif result is not None:
             forms.show(result, request.command)
-        elif result is not None and last is not None:
-            forms.write(result, request.command)
-            for line in moved(last, result) or ["nothing moved"]:
-                click.echo(line)
         last = result or last
         click.echo("waiting for a change; Ctrl-C ends", err=True)
     raise AssertionError("watching never ends by itself")

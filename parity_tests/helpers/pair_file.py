@@ -54,7 +54,7 @@ def doubtful():
 
 def noisy():
     print("made by the user")
-    os.write(1, b"")
+    os.write(1, b"and by a process of theirs")
     return right()
 
 

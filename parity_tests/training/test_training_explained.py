@@ -10,7 +10,9 @@ import torch
 from flax import nnx
 
 from helpers.parity.training_checks import adamw
+from helpers.schema_problems import problems
 from jax_attn import GroupedQueryAttention, parity, transfer
+from jax_attn.parity.judge.text import finite
 from jax_attn.selfcheck.training_bugs.cases import judge_case
 from jax_attn.selfcheck.training_bugs.optimizer_bugs import OPTIMIZER_BUGS
 from torch_ref import DESIGNS
@@ -60,7 +62,8 @@ def test_wrong_updates_have_the_recipe_that_makes_them(bug):
     planted = OPTIMIZER_BUGS[bug]
     explanation = judge_case(planted.case, planted.make()).explain()
     assert explanation.verdict == "FAIL"
-    json.dumps(explanation.to_json())
+    document = json.loads(json.dumps(finite(explanation.to_json()) | {"text": ""}))
+    assert [*problems(document, "explanation")] == []
     if bug not in CAUSES:
         assert explanation.causes == ()
         assert explanation.first_wrong.transform.startswith("update ")

@@ -1,10 +1,11 @@
 """What `jax-attn check` is asked: it reads the user's file, checks its pair and explains."""
 
 import inspect
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -72,7 +73,7 @@ class Request:
 
         Raises PairError: the file, or what it makes, cannot be checked. Raises MemoryError.
         """
-        with redirect_stdout(sys.stderr):
+        with _stdout_is_stderr():
             with refusals():
                 golden = self._golden()
             pair = self.pair(golden)
@@ -89,8 +90,9 @@ class Request:
             except KeyboardInterrupt as interrupted:
                 click.echo("the result is not explained", err=True)
                 return Judged(result, interrupted)
-            except ValueError as error:
-                click.echo(f"the result is not explained: {error}", err=True)
+            except Exception as error:  # whatever it is, the verdict stands
+                why = f"{type(error).__name__}: {error}"
+                click.echo(f"the result is not explained: {why}", err=True)
                 return Judged(result)
 
     def _golden(self) -> "Golden | None":
@@ -122,6 +124,19 @@ class Request:
                 f"{self.named}: expected {expected}, got {got}; check it {mend} --training"
             )
         return replace(pair, **self.options)
+
+
+@contextmanager
+def _stdout_is_stderr() -> Iterator[None]:
+    """Send to stderr what is printed in this context, by Python or by the processes it starts."""
+    sys.stdout.flush()
+    with ExitStack() as stack, redirect_stdout(sys.stderr):
+        with suppress(OSError):  # one of the two may be closed
+            kept = os.dup(1)
+            stack.callback(os.close, kept)
+            os.dup2(2, 1)
+            stack.callback(os.dup2, kept, 1)
+        yield
 
 
 def _checked(pair: Pair | TrainingPair) -> "Result":

@@ -1,5 +1,6 @@
 """Show the result of `jax-attn check`: as text, as JSON, and as files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,25 +21,33 @@ class Forms:
 
     def show(self, result: "Result", command: str) -> None:
         """Write the report's files, and print the result. command: the line that asked for it."""
-        from jax_attn.report.next_steps import next_steps
-
         tell(
             _document(result, command) if self.as_json else "",
-            [
-                result.report(all_tensors=self.all_tensors),
-                *(f"next: {step.sentence}" for step in next_steps(result, command)),
-            ],
+            [result.report(all_tensors=self.all_tensors), *_next_lines(result, command)],
             files={} if self.report is None else _files(result, command),
             report=self.report,
             as_json=self.as_json,
         )
 
-    def write(self, result: "Result", command: str) -> None:
-        """Write only the report's files."""
-        if self.report is not None:
-            from jax_attn.report.files import write
+    def show_changes(self, result: "Result", command: str, changes: Sequence[str]) -> None:
+        """Write the report's files, and print what changed since the result before."""
+        tell(
+            "",
+            [
+                f"{result.verdict}: {result.gist}",
+                *(changes or ["nothing moved"]),
+                *_next_lines(result, command),
+            ],
+            files={} if self.report is None else _files(result, command),
+            report=self.report,
+            as_json=False,
+        )
 
-            write(self.report, _files(result, command))
+
+def _next_lines(result: "Result", command: str) -> list[str]:
+    from jax_attn.report.next_steps import next_steps
+
+    return [f"next: {step.sentence}" for step in next_steps(result, command)]
 
 
 def _document(result: "Result", command: str) -> str:

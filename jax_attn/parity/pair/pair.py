@@ -22,15 +22,14 @@ class Pair:
     """A reference, its port and their inputs, with the other arguments of `parity.check`.
 
     `jax-attn check`, `bench --pair` and `parity.check(p.reference, p.port, p.inputs, **p.options)`
-    take it. Nothing is validated before it is checked.
+    take it. The attributes that are not listed here are the arguments of `parity.check` of the same
+    names. Nothing is validated before the pair is checked.
 
     Attributes:
       reference: the torch module; None if a golden reference judges the port.
       port: its port; None if only its reference is captured.
       inputs: NumPy arrays by position (a tuple) or by keyword (a dict); None if a golden reference
         holds them.
-      layout, reference_call, port_call, gradients, transforms, seed, strict, parameters, mesh,
-        specs: as for `parity.check`.
       dtype: the dtype of both; None stands for that of the reference's first floating-point
         parameter, or float32 if it has none.
     """
@@ -62,14 +61,13 @@ class TrainingPair:
     """A reference, its port and their batches, with the other arguments of `check_training`.
 
     `jax-attn check --training` and `parity.check_training(p.reference, p.port, p.batches,
-    **p.options)` take it.
+    **p.options)` take it. The attributes that are not listed here are the arguments of
+    `parity.check_training` of the same names.
 
     Attributes:
       reference: the torch module.
       port: its port.
       batches: dicts of NumPy arrays, each with a "target".
-      layout, optimizer, loss, steps, schedule, clip_norm, clip_value, accumulate, accumulated,
-        port_optimizer, reference_call, port_call: as for `parity.check_training`.
       dtype: as in a `Pair`.
     """
 

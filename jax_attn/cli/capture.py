@@ -1,7 +1,5 @@
 """`jax-attn capture`: a reference prepared and written, to judge ports where there is no torch."""
 
-import sys
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import click
 from click.core import ParameterSource
 
 from jax_attn.cli.checking.options import arguments
-from jax_attn.cli.checking.request import Request, refusals, refuse
+from jax_attn.cli.checking.request import Request, refusals, refuse, stdout_is_stderr
 from jax_attn.cli.status import expect_installed
 from jax_attn.environment import settle_platforms
 from jax_attn.parity.pair.errors import PairError
@@ -46,7 +44,7 @@ def command(context: click.Context, named: str, out: Path, yes: bool, **values: 
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     try:
-        with redirect_stdout(sys.stderr):
+        with stdout_is_stderr():
             digest = _captured(Request(named, given).pair(), out, yes)
     except (PairError, MemoryError) as error:
         refuse(error)

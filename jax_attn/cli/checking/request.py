@@ -73,7 +73,7 @@ class Request:
 
         Raises PairError: the file, or what it makes, cannot be checked. Raises MemoryError.
         """
-        with _stdout_is_stderr():
+        with stdout_is_stderr():
             with refusals():
                 golden = self._golden()
             pair = self.pair(golden)
@@ -127,7 +127,7 @@ class Request:
 
 
 @contextmanager
-def _stdout_is_stderr() -> Iterator[None]:
+def stdout_is_stderr() -> Iterator[None]:
     """Send to stderr what is printed in this context, by Python or by the processes it starts."""
     sys.stdout.flush()
     with ExitStack() as stack, redirect_stdout(sys.stderr):

@@ -16,7 +16,7 @@ from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import PLANTED, POWER, TensorReport, Verdict, judge, rms
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run
+from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run, wide
 
 
 class NotAskedError(LookupError):
@@ -190,6 +190,16 @@ class ReferenceSide:
             for kind in COMPARED
             for name, got in run.kinds[kind].items()
         )
+
+    @cached_property
+    def inference_reports(self) -> dict[str, TensorReport]:
+        """The reports on the reference's own outputs in inference mode; declared NaN passes."""
+        want, reports = self.exact.kinds["output"], {}
+        for name, got in wide(self.inference).items():
+            if name in self.declared_nan:
+                got = np.where(self.declared_nan[name], want[name], got)
+            reports[name] = self.judge_one("output", name, "inference", got)
+        return reports
 
     @cached_property
     def has_power(self) -> bool:

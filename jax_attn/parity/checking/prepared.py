@@ -196,9 +196,8 @@ class Prepared(ReferenceSide):
     @cached_property
     def unnested(self) -> Arrays:
         """The outputs in inference mode without nested tensors; empty if no encoder nests."""
-        return (
-            self.reference.called(self._plainly).outputs(self.dtype) if self.nested_encoder else {}
-        )
+        called = self.reference.called(self._plainly)
+        return called.outputs(self.dtype) if self.nested_encoder else {}
 
     def _plainly(self, module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
         for encoder in nested_encoders(module).values():

@@ -16,6 +16,7 @@ from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import PLANTED, POWER, TensorReport, Verdict, judge, rms
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import Result
+<<<<<<< HEAD
 from jax_attn.parity.run.inputs_and_runs import (
     COMPARED,
     SECOND,
@@ -24,6 +25,9 @@ from jax_attn.parity.run.inputs_and_runs import (
     Run,
     is_float,
 )
+=======
+from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run, wide
+>>>>>>> golden
 
 
 class NotAskedError(LookupError):
@@ -211,6 +215,16 @@ class ReferenceSide:
             for kind in COMPARED
             for name, got in run.kinds[kind].items()
         )
+
+    @cached_property
+    def inference_reports(self) -> dict[str, TensorReport]:
+        """The reports on the reference's own outputs in inference mode; declared NaN passes."""
+        want, reports = self.exact.kinds["output"], {}
+        for name, got in wide(self.inference).items():
+            if name in self.declared_nan:
+                got = np.where(self.declared_nan[name], want[name], got)
+            reports[name] = self.judge_one("output", name, "inference", got)
+        return reports
 
     @cached_property
     def has_power(self) -> bool:

@@ -75,15 +75,12 @@ class Golden(ReferenceSide):
     @classmethod
     def of(cls, side: ReferenceSide, captured: Mapping[str, str]) -> Self:
         """Compute every number that judging any port may need of a reference, and hold it."""
+        # In this order: runs for another budget find other decisions that lie near.
         part = cls._compared(side)
+        whole = {name: getattr(side, name) for name in _OF_THE_WHOLE}
+        answers = {name: cls._plain(side.answer(name)) for name in QUESTIONS_ASKED}
         again = None if side.again is None else cls.of(side.again, {})
-        return replace(
-            part,
-            **{name: getattr(side, name) for name in _OF_THE_WHOLE},
-            answers={name: cls._plain(side.answer(name)) for name in QUESTIONS_ASKED},
-            again=again,
-            captured=captured,
-        )
+        return replace(part, **whole, answers=answers, again=again, captured=captured)
 
     @classmethod
     def _compared(cls, side: ReferenceSide) -> Self:

@@ -16,7 +16,6 @@ from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import PLANTED, POWER, TensorReport, Verdict, judge, rms
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import Result
-<<<<<<< HEAD
 from jax_attn.parity.run.inputs_and_runs import (
     COMPARED,
     SECOND,
@@ -24,10 +23,8 @@ from jax_attn.parity.run.inputs_and_runs import (
     Inputs,
     Run,
     is_float,
+    wide,
 )
-=======
-from jax_attn.parity.run.inputs_and_runs import COMPARED, SECOND, Arrays, Inputs, Run, wide
->>>>>>> golden
 
 
 class NotAskedError(LookupError):

@@ -22,9 +22,9 @@ from jax_attn.parity.checking.arguments import (
     output_problems,
     validate,
 )
+from jax_attn.parity.checking.conventions import with_conventions
 from jax_attn.parity.checking.estimate import announce_memory, shown
 from jax_attn.parity.checking.judging import judge_port
-from jax_attn.parity.checking.kinks import with_kinks
 from jax_attn.parity.checking.on_mesh import replicated, told
 from jax_attn.parity.checking.prepared import NARROW, Prepared
 from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
@@ -216,7 +216,7 @@ def judged(prepared: Prepared, side: PortSide) -> Result:
     Raises ValueError if only gradients fail and no output of the reference has one.
     """
     result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
-    result = with_kinks(prepared, side.alone, side.weights.to_torch, result)
+    result = with_conventions(prepared, side.alone, side.weights.to_torch, result)
     if problems := gradient_problems(prepared, result):
         raise ValueError("\n".join(problems))
     return result

@@ -19,8 +19,8 @@ from jax_attn.parity.checking.canaries.integers import (
     other_integers,
 )
 from jax_attn.parity.checking.canaries.outputs import kept_outputs, other_inputs, small_features
+from jax_attn.parity.checking.conventions import conventions
 from jax_attn.parity.checking.judging import padding_rows
-from jax_attn.parity.checking.kinks import kinks
 from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.read_numbers import read_numbers
@@ -214,7 +214,7 @@ def complete(prepared: Prepared) -> None:
         each.fact(padding_rows)
     for probe in (*PROBES, *OF_OTHER_INPUTS):
         probe.answer(prepared)
-    for prepare in (has_gradient, kinks, reference_errs):  # what is asked if a port fails
+    for prepare in (has_gradient, conventions, reference_errs):  # what is asked if a port fails
         prepared.fact(prepare)
     if prepared.again:
         complete(prepared.again)

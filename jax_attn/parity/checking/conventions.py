@@ -1,8 +1,7 @@
-"""Kinks: numbers exactly where a derivative jumps, where torch's and JAX's conventions differ.
+"""Conventions: derivatives exactly at a kink, and what a query gets that sees no key.
 
-Padding and branches initialised to zero give such numbers. The reference is run with the
-derivatives of the usual JAX expressions; if the port's gradients are then right, a failure names
-the convention.
+Padding and branches initialised to zero give such numbers. The reference is run with what the usual
+JAX expressions give there; if the port's numbers are then right, a failure names the convention.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jax_attn.parity.bugs.bug import OperatorCall
-from jax_attn.parity.bugs.planting import Watched, run_planted
+from jax_attn.parity.bugs.bug import HIDES, Bug, OperatorCall
+from jax_attn.parity.bugs.planting import Planted, Watched, run_planted
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import ToTorch
-from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.judge.compare import BESIDE, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Run
@@ -78,16 +77,58 @@ KINKS = {
 _SPELLINGS = {"__abs__": "abs", "absolute": "abs", "clip": "clamp", "leaky_relu_": "leaky_relu"}
 
 
+# --- queries without keys -------------------------------------------------------------------------
+
+_SOFTMAXES = ("_softmax", "_safe_softmax")
+_EMPTY = {
+    "weights of 0 in rows without keys": lambda n: 0.0,
+    "equal weights without a gradient in rows without keys": lambda n: 1 / n,
+}
+"""What a port gives a query whose keys are all hidden -> the weight of each of n keys."""
+
+
+def _empty(call: OperatorCall) -> torch.Tensor:
+    """Return which rows of a softmax see no key."""
+    scores, axis = call.args[:2]
+    return scores.amax(axis, keepdim=True) <= HIDES
+
+
+def _in_empty_rows(weight: Callable[[int], float]) -> Planted:
+    """Return a mode in which rows without keys get one weight, and send no gradient."""
+
+    def forward(call: OperatorCall) -> torch.Tensor:
+        return torch.where(_empty(call), weight(call.args[0].shape[call.args[1]]), call.result())
+
+    def backward(call: OperatorCall) -> torch.Tensor:
+        weights, axis = call.args[1:3]
+        planted = (weights == weight(weights.shape[axis])).all(axis, keepdim=True)
+        return torch.where(planted, 0.0, call.result())
+
+    def bug_of(call: OperatorCall) -> Bug | None:
+        if call.name in _SOFTMAXES:
+            return Bug("empty rows", "", forward) if bool(_empty(call).any()) else None
+        return Bug("empty rows", "", backward)
+
+    return Planted((*_SOFTMAXES, "_softmax_backward_data"), bug_of)
+
+
+# --- the reference's numbers ----------------------------------------------------------------------
+
+
 @dataclass
 class _Met:
-    """Counts the numbers at kinks, by operator and line."""
+    """Counts the numbers at kinks, by operator and line, and the rows without keys."""
 
-    operators = tuple(KINKS)
+    operators = (*KINKS, *_SOFTMAXES)
+    empty: int = 0
     counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     derivative: dict[str, float] = field(default_factory=dict)
 
     def look(self, call: OperatorCall) -> None:
         x = call.args[0]
+        if call.name in _SOFTMAXES:
+            self.empty += int(_empty(call).sum()) if x.numel() and x.ndim else 0
+            return
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return
         if near := int(KINKS[call.name].at(*call.args, **call.kwargs).sum()):
@@ -119,25 +160,30 @@ class _JaxsDerivatives(TorchFunctionMode):
         return result + by * kink.at(*args, **named) * (x - x.detach())
 
 
-class Kinks(NamedTuple):
-    """said: for each operator at whose kink numbers lie, what is at which lines. runs: operators ->
-    the reference's run with JAX's derivatives of these."""
+class Conventions(NamedTuple):
+    """Other conventions than the reference's. said: the sentence of each, by operator or by what
+    rows without keys get. runs: one or several of them -> the reference's run with these."""
 
     said: Mapping[str, str]
     runs: Mapping[tuple[str, ...], Run]
 
 
-def kinks(prepared: Prepared) -> Kinks:
-    """Find the reference's numbers that lie at kinks, and its gradients by JAX's conventions."""
+def conventions(prepared: Prepared) -> Conventions:
+    """Find numbers at kinks and rows without keys, and run the reference by other conventions."""
     met = _Met()
     if not prepared.gradients or run_planted(prepared.reference, Watched(met)) is None:
-        return Kinks({}, {})
+        return Conventions({}, {})
     said = {name: "; ".join(_lines(name, met)) for name in met.derivative}
-    each = [(name,) for name in said]
-    runs = {
-        names: _by_jax(prepared, names) for names in dict.fromkeys([*each, tuple(said)]) if names
-    }
-    return Kinks(said, {names: run for names, run in runs.items() if run is not None})
+    sets = dict.fromkeys([*((name,) for name in said), tuple(said)]) if said else ()
+    runs = {names: _by_jax(prepared, names) for names in sets}
+    for name, weight in _EMPTY.items() if met.empty else ():
+        said[name] = (
+            f"{name} ({met.empty} of them), where what a reference gives is a convention; a mask "
+            "that leaves each query a key, or outputs without these queries, show the rest alone"
+        )
+        planted = _in_empty_rows(weight)
+        runs[(name,)] = run_planted(prepared.reference, planted, prepared.cotangents)
+    return Conventions(said, {names: run for names, run in runs.items() if run is not None})
 
 
 def _lines(name: str, met: _Met) -> Iterator[str]:
@@ -161,12 +207,17 @@ def _by_jax(prepared: Prepared, names: tuple[str, ...]) -> Run | None:
     return run_planted(prepared.reference.called(call), Float64(), prepared.cotangents)
 
 
-def with_kinks(prepared: Prepared, port: Port, to_torch: ToTorch | None, result: Result) -> Result:
-    """Return a result whose failure by gradients alone names the convention, if it is only that."""
+_OF_RUNS = ("output", "gradient of input", "gradient of parameter")
+
+
+def with_conventions(
+    prepared: Prepared, port: Port, to_torch: ToTorch | None, result: Result
+) -> Result:
+    """Return a result whose failure names the convention, if the port differs only by it."""
     failed = [r for r in result.tensors if r.verdict is Verdict.FAIL]
-    if not failed or any(not r.kind.startswith("gradient") for r in failed):
+    if not failed or any(r.transform.endswith(BESIDE) or r.kind not in _OF_RUNS for r in failed):
         return result
-    found = prepared.fact(kinks)
+    found = prepared.fact(conventions)
     if not found.runs:
         return result
     transform = failed[0].transform
@@ -176,11 +227,14 @@ def with_kinks(prepared: Prepared, port: Port, to_torch: ToTorch | None, result:
     run = replace(run, parameter_grads=grads)
     for names, other in found.runs.items():
         if all(_agrees(prepared, run, other, r.kind, r.name) for r in failed):
+            is_empty = names[0] in _EMPTY
             sentence = (
-                "the gradients that fail differ only by a convention, since the reference has the "
-                f"port's with JAX's derivatives: {'; '.join(found.said[name] for name in names)}"
+                "the tensors that fail differ only by a convention, since the reference has the "
+                f"port's with {'' if is_empty else 'other derivatives: '}"
+                f"{'; '.join(found.said[name] for name in names)}"
             )
-            return replace(result, failures=(Finding("kink", sentence), *result.failures))
+            kind = "empty-rows" if is_empty else "kink"
+            return replace(result, failures=(Finding(kind, sentence), *result.failures))
     return result
 
 

@@ -21,7 +21,7 @@ from jax_attn.parity.checking.arguments import (
     port_problems,
     reference_problems,
 )
-from jax_attn.parity.checking.at_kinks import with_kinks
+from jax_attn.parity.checking.by_convention import with_convention
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.on_mesh import replicated, told
 from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
@@ -228,7 +228,7 @@ def judged(prepared: ReferenceSide, side: PortSide) -> Result:
     Raises ValueError if only gradients fail and no output of the reference has one.
     """
     result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
-    result = with_kinks(prepared, side.alone, side.weights.to_torch, result)
+    result = with_convention(prepared, side.alone, side.weights.to_torch, result)
     if problems := gradient_problems(prepared, result):
         raise ValueError("\n".join(problems))
     return result

@@ -182,7 +182,7 @@ OF_OTHER_INPUTS = (
 """The probes of a port that does not fail; they run it on other inputs."""
 
 QUESTIONS_ASKED = (
-    *("weights", "kinks"),
+    *("weights", "conventions"),
     *(probe.question for probe in (*PROBES, *OF_OTHER_INPUTS) if probe.question),
 )
 """The questions that judging a port may ask."""

@@ -4,7 +4,7 @@ from jax_attn.parity.checking.arguments import input_doubts
 from jax_attn.parity.checking.canaries import try_canaries
 from jax_attn.parity.checking.canaries.integers import integers_left_out, other_integers
 from jax_attn.parity.checking.canaries.outputs import other_inputs, small_features
-from jax_attn.parity.checking.kinks import kinks
+from jax_attn.parity.checking.conventions import conventions
 from jax_attn.parity.checking.prepared import Prepared, Question
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.weights import Weights
@@ -25,7 +25,7 @@ def _canaries(prepared: Prepared) -> Findings:
 QUESTIONS = {
     "weights": Question(_weights),
     "input doubts": Question(input_doubts),
-    "kinks": Question(kinks),
+    "conventions": Question(conventions),
     "canaries": Question(_canaries, by_budget=True),
     "small features": Question(small_features, by_budget=True),
     "read numbers": Question(read_numbers),

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import click
 
-from jax_attn.parity.checking.at_kinks import Kinks
+from jax_attn.parity.checking.by_convention import Convention
 from jax_attn.parity.checking.digests import Digest, Digests
 from jax_attn.parity.checking.other_inputs import OtherInputs, OtherIntegers
 from jax_attn.parity.checking.probes import QUESTIONS_ASKED
@@ -180,7 +180,7 @@ TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(Golden, Inputs, Run, Budget, Findings, Weights, Digests, Digest),
-        *(Kinks, OtherIntegers, OtherInputs),
+        *(Convention, OtherIntegers, OtherInputs),
     )
 }
 """The types that a golden reference is made of; their names and fields are the format."""

@@ -90,6 +90,7 @@ KINDS = MappingProxyType(
         "epsilon-of-denominator": "a missing epsilon of a denominator would not show",
         "idle-branch": "a branch of the reference never takes effect",
         "kink": "gradients differ only by the convention at a kink, such as that of abs at 0",
+        "empty-rows": "the port differs only in what it gives queries that see no key",
         "idle-guard": "a guard against zero never takes effect",
         "small-features": "some features are too small compared with others to be judged",
         "drowned": "rounding hides any bugs that the inputs might reveal",

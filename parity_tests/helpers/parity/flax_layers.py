@@ -144,7 +144,7 @@ _RUNNING = (
 )
 
 _NN = torch.nn
-_IMAGES = ((B, C, 9, 7),)
+_IMAGES = ((B, C, 9, 6),)
 _TEXT = ((B, T, D),)
 _STEPS = ((B, 3, C),)
 _SMALL = ((2, C, 4, 3),)

@@ -78,3 +78,34 @@ def test_another_mistake_is_no_convention():
     wrong = judged(torch.abs, lambda x: jnp.abs(jax.lax.stop_gradient(x)), X)
     assert wrong.verdict is Verdict.FAIL
     assert "kink" not in kinds(wrong)
+
+
+def attend(x, hidden):
+    """Add a large negative number to hidden scores, as transformers does."""
+    return (x @ x.mT + hidden[:, None] * torch.finfo(torch.float32).min).softmax(-1) @ x
+
+
+def replaced(x, hidden):
+    scores = jnp.where(hidden[:, None] == 1, jnp.finfo(jnp.float32).min, x @ x.swapaxes(1, 2))
+    return jax.nn.softmax(scores) @ x
+
+
+def zeroed(x, hidden):
+    seen = hidden[:, None] == 0
+    return jnp.where(seen, jax.nn.softmax(jnp.where(seen, x @ x.swapaxes(1, 2), -1e9)), 0.0) @ x
+
+
+HIDDEN = np.array([[0, 0, 1, 0, 1], [0, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.float32)
+
+
+@pytest.mark.parametrize("port", [replaced, zeroed])
+def test_rows_without_keys_are_named_if_the_port_differs_only_there(port):
+    x = RNG.standard_normal((3, 5, 4)).astype(np.float32)
+
+    def reference(x):
+        return attend(x, torch.from_numpy(HIDDEN))
+
+    result = judged(reference, lambda x: port(x, HIDDEN), x)
+    assert (result.verdict, kinds(result).count("empty-rows")) == (Verdict.FAIL, 1), str(result)
+    wrong = judged(reference, lambda x: 1.01 * port(x, HIDDEN), x)
+    assert "empty-rows" not in kinds(wrong)

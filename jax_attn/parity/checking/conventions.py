@@ -1,7 +1,7 @@
-"""Kinks: numbers exactly where a derivative jumps, where torch's and JAX's conventions differ.
+"""Conventions: derivatives exactly at a kink, and what a query gets that sees no key.
 
-Padding and branches initialised to zero give such numbers. The reference is run with the
-derivatives of the usual JAX expressions, for `at_kinks` to compare a port with.
+Padding and branches initialised to zero give such numbers. The reference is run with what the usual
+JAX expressions give there, for `by_convention` to compare a port with.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from jax_attn.parity.bugs.bug import OperatorCall
-from jax_attn.parity.bugs.planting import Watched, run_planted
-from jax_attn.parity.checking.at_kinks import Kinks
+from jax_attn.parity.bugs.bug import HIDES, Bug, OperatorCall
+from jax_attn.parity.bugs.planting import Planted, Watched, run_planted
+from jax_attn.parity.checking.by_convention import Convention
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.modes.float64_mode import Float64
@@ -73,16 +73,58 @@ KINKS = {
 _SPELLINGS = {"__abs__": "abs", "absolute": "abs", "clip": "clamp", "leaky_relu_": "leaky_relu"}
 
 
+# --- queries without keys -------------------------------------------------------------------------
+
+_SOFTMAXES = ("_softmax", "_safe_softmax")
+_EMPTY = {
+    "weights of 0 in rows without keys": lambda n: 0.0,
+    "equal weights without a gradient in rows without keys": lambda n: 1 / n,
+}
+"""What a port gives a query whose keys are all hidden -> the weight of each of n keys."""
+
+
+def _empty(call: OperatorCall) -> torch.Tensor:
+    """Return which rows of a softmax see no key."""
+    scores, axis = call.args[:2]
+    return scores.amax(axis, keepdim=True) <= HIDES
+
+
+def _in_empty_rows(weight: Callable[[int], float]) -> Planted:
+    """Return a mode in which rows without keys get one weight, and send no gradient."""
+
+    def forward(call: OperatorCall) -> torch.Tensor:
+        return torch.where(_empty(call), weight(call.args[0].shape[call.args[1]]), call.result())
+
+    def backward(call: OperatorCall) -> torch.Tensor:
+        weights, axis = call.args[1:3]
+        planted = (weights == weight(weights.shape[axis])).all(axis, keepdim=True)
+        return torch.where(planted, 0.0, call.result())
+
+    def bug_of(call: OperatorCall) -> Bug | None:
+        if call.name in _SOFTMAXES:
+            return Bug("empty rows", "", forward) if bool(_empty(call).any()) else None
+        return Bug("empty rows", "", backward)
+
+    return Planted((*_SOFTMAXES, "_softmax_backward_data"), bug_of)
+
+
+# --- the reference's numbers ----------------------------------------------------------------------
+
+
 @dataclass
 class _Met:
-    """Counts the numbers at kinks, by operator and line."""
+    """Counts the numbers at kinks, by operator and line, and the rows without keys."""
 
-    operators = tuple(KINKS)
+    operators = (*KINKS, *_SOFTMAXES)
+    empty: int = 0
     counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     derivative: dict[str, float] = field(default_factory=dict)
 
     def look(self, call: OperatorCall) -> None:
         x = call.args[0]
+        if call.name in _SOFTMAXES:
+            self.empty += int(_empty(call).sum()) if x.numel() and x.ndim else 0
+            return
         if not isinstance(x, torch.Tensor) or not x.is_floating_point():
             return
         if near := int(KINKS[call.name].at(*call.args, **call.kwargs).sum()):
@@ -114,15 +156,31 @@ class _JaxsDerivatives(TorchFunctionMode):
         return result + by * kink.at(*args, **named) * (x - x.detach())
 
 
-def kinks(prepared: Prepared) -> Kinks:
-    """Find the reference's numbers that lie at kinks, and its gradients by JAX's conventions."""
+def conventions(prepared: Prepared) -> tuple[Convention, ...]:
+    """Find numbers at kinks and rows without keys, and run the reference by other conventions."""
     met = _Met()
     if not prepared.gradients or run_planted(prepared.reference, Watched(met)) is None:
-        return Kinks({}, {})
-    said = {name: "; ".join(_lines(name, met)) for name in met.derivative}
-    together = dict.fromkeys([*((name,) for name in said), tuple(said)])
-    runs = {" ".join(names): _by_jax(prepared, names) for names in together if names}
-    return Kinks(said, {names: run for names, run in runs.items() if run is not None})
+        return ()
+    return tuple(_others(prepared, met))
+
+
+def _others(prepared: Prepared, met: _Met) -> Iterator[Convention]:
+    at_kinks = {name: "; ".join(_lines(name, met)) for name in met.derivative}
+    sets = dict.fromkeys([*((name,) for name in at_kinks), tuple(at_kinks)]) if at_kinks else ()
+    for names in sets:
+        if (run := _by_jax(prepared, names)) is not None:
+            where = "; ".join(at_kinks[name] for name in names)
+            yield Convention("kink", f"other derivatives: {where}", run)
+    for name, weight in _EMPTY.items() if met.empty else ():
+        planted = _in_empty_rows(weight)
+        run = run_planted(prepared.reference, planted, prepared.cotangents)
+        if run is not None:
+            sentence = (
+                f"{name} ({met.empty} of them), where what a reference gives is a convention; a "
+                "mask that leaves each query a key, or outputs without these queries, show the "
+                "rest alone"
+            )
+            yield Convention("empty-rows", sentence, run)
 
 
 def _lines(name: str, met: _Met) -> Iterator[str]:

@@ -1,0 +1,61 @@
+"""Failures of a port that differs from its reference only by a convention."""
+
+from dataclasses import dataclass, replace
+
+from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
+from jax_attn.parity.checking.weights import ToTorch
+from jax_attn.parity.judge.compare import BESIDE, Verdict
+from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.inputs_and_runs import Run
+from jax_attn.parity.run.port import Port, full_precision
+
+
+@dataclass(frozen=True)
+class Convention:
+    """Another convention than the reference's, of no bug's kind.
+
+    kind: the kind of the finding. sentence: what it gives, and where. run: the reference's run by
+    this convention.
+    """
+
+    kind: str
+    sentence: str
+    run: Run
+
+
+_OF_RUNS = ("output", "gradient of input", "gradient of parameter")
+
+
+def with_convention(
+    prepared: ReferenceSide, port: Port, to_torch: ToTorch | None, result: Result
+) -> Result:
+    """Return a result whose failure names the convention, if the port differs only by it."""
+    failed = [r for r in result.tensors if r.verdict is Verdict.FAIL]
+    if not failed or any(r.transform.endswith(BESIDE) or r.kind not in _OF_RUNS for r in failed):
+        return result
+    try:
+        conventions: tuple[Convention, ...] = prepared.answer("conventions")
+    except NotAskedError:
+        return result
+    if not conventions:
+        return result
+    with full_precision(prepared.precision is None):
+        run = port.run(prepared.dtype, prepared.differentiated, failed[0].transform)
+    grads = to_torch(run.parameter_grads) if to_torch else {}
+    run = replace(run, parameter_grads=grads)
+    for other in conventions:
+        if all(_agrees(prepared, run, other.run, r.kind, r.name) for r in failed):
+            sentence = (
+                "the tensors that fail differ only by a convention, since the reference has the "
+                f"port's with {other.sentence}"
+            )
+            return replace(result, failures=(Finding(other.kind, sentence), *result.failures))
+    return result
+
+
+def _agrees(prepared: ReferenceSide, run: Run, other: Run, kind: str, name: str) -> bool:
+    got = run.kinds[kind].get(name)
+    return got is not None and (
+        prepared.judge_one(kind, name, "convention", got, other).verdict is not Verdict.FAIL
+    )

@@ -141,8 +141,8 @@ class Layout(Table):
         The row then reads the other key, and the absent one is tied to it: a file may hold a tied
         tensor under any of its names. A key that `keys` have, or that no row reads, stays.
         """
-        keys, names = list(keys), dict[str, str]()
-        read = {*self.torch_keys()}
+        keys, read = list(keys), {*self.torch_keys()}
+        names: dict[str, str] = {}
         for item in self.passed_over:
             is_there = bindings([item.key], keys) and not bindings([item.same_as], keys)
             if item.same_as in read and is_there:

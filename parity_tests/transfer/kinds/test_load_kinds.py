@@ -12,6 +12,7 @@ from helpers.attention.meshes import mesh
 from helpers.parity import five_kinds
 from helpers.parity.five_kinds import KINDS, eqx, keras, nn
 from helpers.same_arrays import assert_same
+from helpers.transfer.fresh_python import fresh_python
 from jax_attn import parity, transfer
 from jax_attn.transfer import Layout, TransferError, export, flatten, linear, load, row
 
@@ -141,3 +142,11 @@ def test_two_keras_variables_of_one_path_are_refused():
 def test_what_is_no_port_and_no_tree_is_refused(given):
     with pytest.raises(TypeError, match=r"module: expected an nnx.Module.* a tree of arrays"):
         load(given, WEIGHT, Layout(row("weight", "up")))
+
+
+@pytest.mark.slow
+def test_no_package_is_imported_to_recognize_its_ports():
+    tell = "from jax_attn.transfer.kinds.held import why_no_port; why_no_port(3)"
+    loaded = "import sys; print([m for m in ('equinox', 'keras', 'torch') if m in sys.modules])"
+    assert fresh_python(f"{tell}\n{loaded}").strip() == "[]"
+    assert fresh_python(f"import equinox\n{tell}\n{loaded}").strip() == "['equinox']"

@@ -1,6 +1,7 @@
 """Attention by its definition: every score, a softmax, a weighted mean."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,22 @@ from jax_attn.attention.kernels.scores import (
     scores,
 )
 
-# Compiled, because in eager calls jax_debug_infs would take the −∞ of hidden pairs for an error.
-_compiled = functools.partial(jax.jit, inline=True)
+
+def _with_hidden_pairs(fn: Callable[[Call], jax.Array]) -> Callable[[Call], jax.Array]:
+    """Compile the function under jax_debug_infs, which takes the −∞ of hidden pairs for an error.
+
+    Only there: a compiled function that is inlined loses its lines of source.
+    """
+    compiled = jax.jit(fn, inline=True)
+
+    @functools.wraps(fn)
+    def run(call: Call) -> jax.Array:
+        return (compiled if jax.config.jax_debug_infs else fn)(call)  # type: ignore[attr-defined]
+
+    return run
 
 
-@_compiled
+@_with_hidden_pairs
 def attention(call: Call) -> jax.Array:
     """Compute softmax(scale·QKᵀ)·V with all options of the call; (B, T, N, Hv)."""
     return _mean(call).astype(call.query.dtype)
@@ -40,7 +52,7 @@ def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     return _mean(call), maximum_BNT, jnp.where(empty_BNT, 1, total_BNT)
 
 
-@_compiled
+@_with_hidden_pairs
 def weights(call: Call) -> jax.Array:
     """Return the softmax before dropout; (B, N, T, S), with more columns for extra keys."""
     return _probabilities(call).astype(call.query.dtype)

@@ -162,13 +162,11 @@ class ReferenceSide:
             declared = self.declared_nan.get(name) if kind == "output" else None
             guide = None if declared is None else np.where(declared, want, own)
         budget = self.budgets[of][name]
-        if (
-            of == "output"
-            and got.shape == want.shape
-            and not is_float(self.own.outputs[name].dtype)
-        ):
-            # An index or a condition: exact, except where a perturbed run decides otherwise.
-            got = np.where(budget.element > POWER, want, got)
+        moves = budget.moves
+        if moves is not None and got.shape == want.shape and not (moves > 0).all():
+            # An index or a condition: exact, except where perturbed runs decide otherwise.
+            got, own = (np.where(np.abs(a - want) <= moves, want, a) for a in (got, own))
+            guide = None if guide is None else own
             budget = Budget.of(want, [want] * RUNS, PRECISIONS[self.dtype])
         if beside and rms(self.exact.kinds[of][name]) <= budget.zero:
             budget = replace(budget, zero=math.inf)  # both runs hold only rounding

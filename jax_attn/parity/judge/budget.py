@@ -112,7 +112,8 @@ class Budget:
     element: limit per element; to save memory, rounded up to float32 if it can hold the precision.
     rms: limit of the tensor's RMS error. floor: its expected RMS error. projection: limit of
     <o'-o, o>/<o, o>. zero: RMS below which the tensor cannot be distinguished from 0 in float64,
-    the oracle's precision.
+    the oracle's precision. moves: for integers and booleans, by how much any run changed each
+    element; else None.
     """
 
     element: np.ndarray
@@ -120,6 +121,7 @@ class Budget:
     floor: float
     projection: float
     zero: float
+    moves: np.ndarray | None = None
 
     @classmethod
     def of(cls, center: np.ndarray, runs: Iterable[np.ndarray], precision: Precision) -> "Budget":
@@ -140,8 +142,12 @@ _QUIET = np.errstate(invalid="ignore", over="ignore")
 class Spread:
     """The spread of perturbed runs of one tensor about its centre; adds up runs, keeps none."""
 
-    def __init__(self, center: np.ndarray, precision: Precision):
-        """Start with no runs. center: the unperturbed float64 tensor; it is never written."""
+    def __init__(self, center: np.ndarray, precision: Precision, *, is_decided: bool = False):
+        """Start with no runs.
+
+        center: the unperturbed float64 tensor; it is never written. is_decided: whether it holds
+        integers or booleans.
+        """
         self.center, self.precision = center, precision
         finite = np.isfinite(center)
         self._finite = None if finite.all() else finite
@@ -150,10 +156,13 @@ class Spread:
         self._squares = np.zeros(self._core.size)
         self._each: list[float] = []  # RMS of the deviations of each run
         self._shared: list[float] = []  # projection of the deviations of each run
+        self._moves = np.zeros(center.shape) if is_decided else None
 
     @_QUIET
     def add(self, run: np.ndarray) -> None:
         """Add one perturbed run of the tensor, float64."""
+        if self._moves is not None:
+            np.maximum(self._moves, np.abs(run - self.center), out=self._moves)
         run, total, shared = self._compared(run), 0.0, 0.0
         for part in parts(self._core.size):
             deviations, core = run[part] - self._core[part], self._core[part]
@@ -186,6 +195,7 @@ class Spread:
             floor=floor,
             projection=alone * math.sqrt(np.mean(np.square(self._shared))),
             zero=element * floor * 2.0**-52 / max(precision.store, precision.operand),
+            moves=self._moves,
         )
 
     def _compared(self, tensor: np.ndarray) -> np.ndarray:

@@ -56,6 +56,8 @@ def unwatched(runs: Runs, total: int) -> Runs:
 def _held(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """Return the array with finite numbers clipped to the dtype's range, which finfo(x.dtype).min
     of a mask exceeds in float64."""
+    if not is_float(a.dtype):
+        return a
     most = torch.finfo(dtype).max
     with np.errstate(invalid="ignore"):
         is_beyond = (np.abs(a) > most) & np.isfinite(a)
@@ -212,9 +214,14 @@ class Reference:
         recorder = self._recorded(precision)
         stored = recorder.stored_softmaxes if as_jax else None
         self._decisions.hold(both=as_jax)
+        center = center or self.center(cotangents)[0]
+        decided = {name for name, a in center.outputs.items() if not is_float(a.dtype)}
         spreads = {
-            kind: {name: Spread(value, rounding) for name, value in tensors.items()}
-            for kind, tensors in (center or self.center(cotangents)[0]).kinds.items()
+            kind: {
+                name: Spread(value, rounding, is_decided=kind == "output" and name in decided)
+                for name, value in tensors.items()
+            }
+            for kind, tensors in center.kinds.items()
         }
         dtype = TORCH_DTYPES.get(precision)
         narrow = {name for name, x in self.module.named_buffers() if x.dtype is dtype}

@@ -22,7 +22,6 @@ from jax_attn.parity.run.inputs_and_runs import (
     Arrays,
     Inputs,
     Run,
-    is_float,
     wide,
 )
 

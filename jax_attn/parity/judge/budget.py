@@ -176,7 +176,8 @@ class Spread:
     def budget(self) -> Budget:
         """Return the budget from the runs so far, of which there must be at least one."""
         if not self._core.size:
-            return Budget(np.full(self.center.shape, math.nan), *[math.nan] * 4)
+            nan = math.nan
+            return Budget(np.full(self.center.shape, nan), nan, nan, nan, nan, self._moves)
         runs, precision = len(self._each), self.precision
         floor = math.sqrt(np.mean(self._squares) / runs)
         element = student_quantile(FALSE_ALARM / self._core.size, 2 * runs)

@@ -13,7 +13,14 @@ import torch
 
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Spread
 from jax_attn.parity.run.at_once import in_order
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, changed, named_outputs
+from jax_attn.parity.run.inputs_and_runs import (
+    Arrays,
+    Inputs,
+    Run,
+    changed,
+    is_float,
+    named_outputs,
+)
 from jax_attn.parity.run.modes.constants import Recorder
 from jax_attn.parity.run.modes.decisions import (
     DecisionDetector,

@@ -165,7 +165,8 @@ class Watched(Placed):
             site, module = self.met(name)
             call = OperatorCall(name, func, args, kwargs or {}, site=site, module=module)
             for watcher in watchers:
-                watcher.look(call)
+                with planting(call):
+                    watcher.look(call)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 

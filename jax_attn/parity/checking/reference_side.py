@@ -30,6 +30,13 @@ class NotAskedError(LookupError):
     """A reference that is not at hand was not asked a question. The argument is a name for it."""
 
 
+def _kind_of_number(dtype: np.dtype) -> str:
+    """Return the kind of an output's numbers; an integer's width differs between frameworks."""
+    if dtype.kind == "b":
+        return "boolean"
+    return "integer" if dtype.kind in "iu" else "floating-point"
+
+
 def _may_pass_again(report: TensorReport) -> bool:
     """Return whether a tensor fails, or the reference's own errs by more than its budget."""
     errs = report.reference_error is not None and report.reference_error > report.budget
@@ -182,7 +189,7 @@ class ReferenceSide:
 
         Parameter gradients are left out if `run` has none, because no table pairs them, or if the
         table passes over the parameter. Raises ValueError if another tensor of the reference has no
-        counterpart in `run`.
+        counterpart in `run`, and TypeError if an output holds another kind of number.
 
         beside: as for `judge_one`.
         """
@@ -196,11 +203,20 @@ class ReferenceSide:
                 raise ValueError(
                     f"{kind}: the reference has {sorted(tensors)}, the port {sorted(got)}"
                 )
+            if kind == "output" and (problems := list(self._other_kinds(run.outputs))):
+                raise TypeError("\n".join(problems))
             yield from (
                 self.judge_one(kind, name, transform, got[name], beside) for name in tensors
             )
             if kind == "output" and any(got[name].shape != tensors[name].shape for name in tensors):
                 return  # this is already a failure, and no cotangent fits
+
+    def _other_kinds(self, outputs: Arrays) -> Iterator[str]:
+        """Yield a line for each output that is boolean, integer or floating, unlike ours."""
+        for name, own in self.own.outputs.items():
+            want, got = (_kind_of_number(a.dtype) for a in (own, outputs[name]))
+            if want != got:
+                yield f"output {name!r}: expected {want} numbers as of the reference, got {got}"
 
     def would_fail(self, run: Run) -> bool:
         """Return whether a tensor of `run`, which has a planted bug, fails in the port's place."""

@@ -24,6 +24,7 @@ from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 from jax_attn.parity.explaining.taps.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.inputs_and_runs import is_float
 from jax_attn.parity.run.port import Port, float_dtype, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.parity.run.transforms import forward_and_gradients
@@ -50,7 +51,13 @@ def explain_result(
 
 def _wrong_outputs(result: Result, reference: Reference) -> set[str]:
     wrong = {f"output {t.name}" for t in _not_passed(result) if t.kind == "output"}
-    return wrong & {f"output {name}" for name in reference.outputs(result.dtype)}
+    return wrong & {f"output {name}" for name in _floating(reference, result.dtype)}
+
+
+def _floating(reference: Reference, dtype: str) -> dict[str, np.ndarray]:
+    """Return the outputs that have a gradient; integers and booleans are not explained."""
+    outputs = reference.outputs(dtype)
+    return {name: a for name, a in outputs.items() if is_float(a.dtype)}
 
 
 def _wrong_gradients(result: Result, port: Port, layout: Layout | None) -> set[str]:
@@ -83,7 +90,7 @@ def regions_of(
 
     wanted: wrong outputs of the port ("output …"), or wrong gradients ("parameter …", "input …").
     """
-    outputs = reference.outputs(dtype)
+    outputs = _floating(reference, dtype)
     rng = np.random.default_rng(0)
     has_gradients = not all(name.startswith("output ") for name in wanted)
     cotangents = {

@@ -115,7 +115,7 @@ class Port:
         if self.placement is not None:
             named = {f"grad {path}": a for path, a in by_path.items()}
             named |= {f"grad input {name}": a for name, a in inputs.items()}
-            changed = (*(after.get(name, {}) for name in ("left", "second")), named)
+            changed = (*(after.get(name, {}) for name in ("left", "second", "decided")), named)
             unlike = tuple(unlike_copies(dict(outputs), *changed))
         left, second = self._changes(after)
         # JAX's gradient of a complex number is the conjugate of torch's.

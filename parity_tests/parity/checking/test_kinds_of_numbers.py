@@ -1,5 +1,6 @@
 """References whose numbers are not all real, dense and floating are judged like others."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,6 +73,64 @@ def test_a_decision_within_rounding_of_another_is_allowed():
 
     result = check(TorchFunction(scores), PortFunction(other), (x,), transforms=("jit",))
     assert result.verdict is not Verdict.FAIL, str(result)
+
+
+NEAR = np.array([[1.0, 1.0 + 2.0**-23], [1.0, 2.0], [3.0, 1.0], [0.0, -1.0]], np.float32)
+EDGE = np.array([[2.0**-26, 1.0], [-1.0, 2.0], [0.5, -3.0]], np.float32)
+
+
+def best(x):
+    return {"sum": x.sum(-1), "best": (x * 3.3 * 1.7).argmax(-1)}
+
+
+def kept(x):
+    return {"sum": x.sum(-1), "kept": (x + 1.0 - 1.0) > 0}
+
+
+# name -> reference, a wrong port, inputs of which one decision lies within rounding of another
+NEAR_DECISIONS = {
+    "an index": (best, lambda x: {**best(x), "best": 0 * x.argmax(-1)}, NEAR),
+    "another index": (best, lambda x: {**best(x), "best": 1 - x.argmax(-1)}, NEAR),
+    "a condition": (kept, lambda x: {**kept(x), "kept": x <= 0}, EDGE),
+    "no condition": (kept, lambda x: {**kept(x), "kept": x != x}, EDGE),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_DECISIONS)
+def test_one_decision_within_rounding_excuses_no_other(name):
+    reference, wrong, x = NEAR_DECISIONS[name]
+    verdicts = [
+        check(TorchFunction(reference), PortFunction(port), (x,), transforms=("jit",)).verdict
+        for port in (reference, wrong)
+    ]
+    assert verdicts[0] is not Verdict.FAIL
+    assert verdicts[1] is Verdict.FAIL
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_an_output_of_another_kind_of_number_is_refused(kind, gradients):
+    reference = TorchFunction(lambda x: {"sum": x.sum(-1), "kept": x > 0})
+    port = PortFunction(lambda x: {"sum": x.sum(-1), "kept": (x > 0).astype(kind)})
+    with pytest.raises(TypeError, match="kept"):
+        check(reference, port, (X,), gradients=gradients, transforms=("jit",))
+
+
+def test_large_indices_beside_float16_are_kept():
+    reference = TorchFunction(lambda x: {"sum": 2 * x, "id": x.argmax(-1) + 70000})
+    port = PortFunction(lambda x: {"sum": 2 * x, "id": x.argmax(-1) + 70000})
+    result = check(reference, port, (X,), dtype="float16", transforms=("jit",))
+    assert result.verdict is Verdict.PASS, str(result)
+
+
+def test_gradients_beside_integers_are_explained():
+    reference = TorchFunction(lambda x: {"sum": torch.tanh(x), "kept": x > 0})
+    port = PortFunction(
+        lambda x: {"sum": jnp.tanh(jax.lax.stop_gradient(x)) + 0 * x, "kept": x > 0}
+    )
+    result = check(reference, port, (X,), transforms=("jit",))
+    assert result.verdict is Verdict.FAIL
+    assert result.explain().regions
 
 
 class Filter(torch.nn.Module):

@@ -46,8 +46,9 @@ def _nll(x: Any, target: Any, weight: Any = None, reduction: int = 1, ignored: i
 
 
 def _divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Sides:
-    number = constant(y)
-    if rounding_mode is None or not number or not isinstance(x, torch.Tensor) or x.numel() < 2:
+    if rounding_mode is None or not isinstance(x, torch.Tensor) or x.numel() < 2:
+        return
+    if not (number := constant(y)):
         return
     parts = torch.remainder(x, number) != 0
     what = f"a number that {number:g} does not divide"

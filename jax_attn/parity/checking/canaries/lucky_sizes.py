@@ -1,5 +1,8 @@
 """Sizes at which two different operators give the same: SAME for a given padding, pools that round
 sizes up or down, nearest neighbours counted from an edge or from a middle.
+
+The notes are standing ones: a model may run at no other size. No size stands in a side, so that a
+call at which it acts speaks for those of other sizes.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +12,7 @@ from typing import Any
 from jax_attn.parity.checking.canaries.side import Side, Sides
 
 Sizes = Sequence[int]
+_OTHER = "inputs of an odd and an even size, or of other sizes than these"
 
 
 def _convolution(
@@ -24,7 +28,7 @@ def _convolution(
     near = [_is_same(n + more, *rest) for n, *rest in axes for more in range(rest[1])]
     if any(near) and not all(near):
         operator = f"padding={_spelled(padding)} in place of SAME, of a convolution of stride "
-        side = Side(f"{operator}{_spelled(stride)},", _other(sizes), anywhere=True)
+        side = Side(f"{operator}{_spelled(stride)},", _OTHER, standing=True, anywhere=True)
         yield side, not all(_is_same(*one) for one in axes)
 
 
@@ -55,7 +59,7 @@ def _pool(
     if any(left):  # else one window holds everything
         mode = bool(others[at]) if len(others) > at else False
         operator = f"ceil_mode={mode} of {operator}({_spelled(windows)})"
-        side = Side(operator, _other(sizes), anywhere=True)
+        side = Side(operator, _OTHER, standing=True, anywhere=True)
         yield side, any(rest % step for rest, step in zip(left, steps, strict=True))
 
 
@@ -63,7 +67,7 @@ def _adaptive(operator: str, x: Any, out: Sizes) -> Sides:
     sizes = x.shape[-len(out) :]
     if any(m > 1 for m in out):
         operator = f"the uneven windows of {operator}({_spelled(out)})"
-        side = Side(operator, _other(sizes), anywhere=True)
+        side = Side(operator, _OTHER, standing=True, anywhere=True)
         yield side, any(n % m for n, m in zip(sizes, out, strict=True))
 
 
@@ -77,7 +81,10 @@ def _nearest(operator: str, x: Any, out: Sizes | None, *scales: Any) -> Sides:
     ]
     other = "nearest-exact" if operator == "nearest" else "nearest"
     side = Side(
-        f"{operator} in place of {other}", "sizes of which one is no multiple", anywhere=True
+        f"{operator} in place of {other}",
+        "sizes of which one is no multiple",
+        standing=True,
+        anywhere=True,
     )
     yield side, any(a != b for axis in where for a, b in axis)
 
@@ -86,10 +93,6 @@ def _each(given: Any, sizes: Sizes) -> list[int]:
     """Return one number for each axis, of which a call may give one for all."""
     numbers = [given] if isinstance(given, int) else [*given]
     return numbers * len(sizes) if len(numbers) == 1 else numbers
-
-
-def _other(sizes: Sizes) -> str:
-    return f"inputs of an odd and an even size, or of other sizes than {_spelled(sizes)}"
 
 
 def _spelled(sizes: Sizes) -> str:

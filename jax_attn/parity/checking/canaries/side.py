@@ -26,9 +26,11 @@ Sides = Iterator[tuple[Side, bool]]
 
 
 def constant(value: Any) -> float | None:
-    """Return a number, or the one value of a constant tensor; None if a tensor holds several."""
+    """Return a real number, or the one value of a constant tensor; None for anything else."""
+    if isinstance(value, complex):
+        return None
     if not isinstance(value, torch.Tensor):
         return float(value)
-    if value.numel() == 0 or value.min() != value.max():
+    if value.is_complex() or value.numel() == 0 or value.min() != value.max():
         return None
     return float(value.flatten()[0])

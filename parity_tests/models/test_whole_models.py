@@ -51,7 +51,7 @@ def test_outputs_agree_and_mistakes_fail(each):
 
 # what is mistaken -> case, what reads it -> how it reads it
 PLANTED = {
-    "lengths are not read": ("bert", "mask", lambda read: lambda _, mask: read(None, mask)),
+    "lengths are not read": ("bert", "mask", lambda read: lambda _, *others: read(None, *others)),
     **{
         f"positions in a cache begin again, {name}": (
             *(name, "position_rows"),

@@ -94,13 +94,13 @@ def infer(torch_module: Any, nnx_module: Weights) -> Proposal:
 
     A row is decided if the names pair two modules, no other pair has names as close, all numbers
     agree, and only one order of the axes fits the shapes and types. If all that names leave open
-    can be paired, parameters that only each other fit are paired by their shapes, unless that
-    would pair a bias with another parameter. The shape of a
-    square matrix decides nothing, nor that of a convolution with axes of one size: the types of the
-    modules decide (Linear, Conv1D, Embedding, Conv), in torch, NNX, Equinox and Keras; without
-    types, as in a mapping, a tree or a Linen port, the row stays open. A packed query, key and
-    value stays open, except in torch.nn.MultiheadAttention. Rows with heads assume that N·H is N
-    consecutive heads of H features.
+    can be paired, parameters that only each other fit are paired by their shapes, unless that would
+    pair a bias with another parameter. The shape of a square matrix decides nothing, nor that of a
+    convolution with axes of one size: the types of the modules decide (Linear, Conv1D, Embedding,
+    Conv), in torch, NNX, Equinox and Keras; without types, as in a mapping, a tree or a Linen port,
+    the row stays open. A packed query, key and value stays open, except in
+    torch.nn.MultiheadAttention. Rows with heads assume that N·H is N consecutive heads of H
+    features.
 
     Args:
       torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, or a

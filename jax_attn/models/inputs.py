@@ -66,6 +66,11 @@ def problems(
     found = malformed or []
     found += _row_problems(lengths, attention_mask, B, T, least=1 if cache is None else 0)
     found += (misfits := [] if segments is None else packing.segment_problems(segments, B, T))
+    if segments is not None and not found:
+        found += packing.return_problems(segments, lengths, attention_mask)
+    if reads.stretches:
+        why = "DynamicNTK's frequencies depend on a text's length"
+        found += packing.several_text_problems(segments, why)
     if positions is None and not (malformed or misfits):
         found += _length_problems(traits, packing.longest_text(T, segments), cache)
     if types is not None:

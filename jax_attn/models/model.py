@@ -164,7 +164,8 @@ class Model(nnx.Module):
             again need segments.
           segments: (B, T) integers, the text to which each token belongs, for rows of several
             texts, one behind the other: a token sees its own text alone. Positions then begin again
-            with each text, unless given. Zeros say that each row is one text, whatever its
+            with each text, unless given. An id that comes again is an error, or another text if
+            that is not known, as under jit. Zeros say that each row is one text, whatever its
             positions.
           cache: from `empty_cache`, or from the output for the tokens before these. Lengths then
             count only these tokens.
@@ -179,10 +180,11 @@ class Model(nnx.Module):
         """
         given = tokens, lengths, attention_mask, types, positions, segments, cache
         problems = inputs.problems(self.embedding, self.reads, *given)
-        if segments is not None and self.classifier is not None and self.classes.reads != "each":
-            problems.append("segments: expected None, because the head has one answer for a row")
+        if one_answer := self._heads_with_one_answer():
+            why = f"{', '.join(one_answer)} would answer for the first or last text of a row only"
+            problems += packing.several_text_problems(segments, why)
         checks.raise_all("Model", problems)
-        tokens = jnp.asarray(tokens)
+        tokens, segments = jnp.asarray(tokens), packing.each_apart(segments)
         filled_B = None if cache is None else cache[0].filled
         x = self._embedded(tokens, lengths, attention_mask, types, positions, segments, filled_B)
         mask, bias = inputs.mask(lengths, attention_mask, segments), None
@@ -274,6 +276,12 @@ class Model(nnx.Module):
             last = jnp.where(is_last[..., None], hidden, 0).sum(axis=1, keepdims=True)
         assert self.lm_head is not None
         return self.lm_head(last, self._table())[:, 0]
+
+    def _heads_with_one_answer(self) -> list[str]:
+        """Return the names of the heads that have one answer for a whole row."""
+        names = [name for name in ("pooler", "seq_relationship") if getattr(self, name) is not None]
+        has_answer = self.classifier is not None and self.classes.reads != "each"
+        return [*names, *["classifier"] * has_answer]
 
     def _table(self) -> jax.Array:
         table = self.token_embedding.embedding[...]

@@ -21,6 +21,45 @@ def segment_problems(segments: Any, B: int, T: int) -> list[str]:
     return integers.beyond_int32("segments", segments)
 
 
+def return_problems(segments: Any, lengths: Any, attention_mask: Any) -> list[str]:
+    """Say in which rows tokens of a text lie apart; nothing if that is not known, as under jit.
+
+    Padding, whatever its ids, is no text.
+    """
+    if not are_known(segments, lengths, attention_mask):
+        return []
+    ids_BT = np.asarray(segments)
+    with jax.ensure_compile_time_eval():
+        shown_BT = np.asarray(_shown(ids_BT.shape, lengths, attention_mask))
+    broken = [b for b, row in enumerate(ids_BT) if _returns(row, shown_BT[b])]
+    expected = "segments: expected the tokens of each text one after the other"
+    return [f"{expected}, but an id comes again in rows {broken}"] if broken else []
+
+
+def several_text_problems(segments: Any, why: str) -> list[str]:
+    """Say why no row may have several texts, unless it is known that none has."""
+    if segments is None:
+        return []
+    if are_known(segments) and checks.is_integer_array(segments) and segments.ndim == 2:
+        ids_BT = np.asarray(segments)
+        if (ids_BT == ids_BT[:, :1]).all():
+            return []
+    return [f"segments: expected None, or one id in all of a row, because {why}"]
+
+
+def each_apart(segments: AnyArray | None) -> AnyArray | None:
+    """Return segments in which no id comes again: the texts of a row, numbered, if need be.
+
+    If that is not known, as under jit, a text whose id came before is thus another text for the
+    mask too, as it is for positions.
+    """
+    if segments is None:
+        return None
+    if are_known(segments) and not any(_returns(row) for row in np.asarray(segments)):
+        return segments
+    return jnp.cumsum(_begins(segments).astype(jnp.int32), axis=1)
+
+
 def position_problems(
     positions: Any, lengths: Any, attention_mask: Any, *, is_causal: bool
 ) -> list[str]:
@@ -63,12 +102,7 @@ def is_one_text(
     at = jnp.atleast_2d(jnp.asarray(positions)).astype(jnp.int32)
     if _must_follow(lengths, attention_mask, is_causal=is_causal):
         return jnp.all(at[:, 1:] == at[:, :-1] + 1, axis=1)
-    if attention_mask is not None:
-        shown = jnp.asarray(attention_mask).astype(bool)
-    elif lengths is not None:
-        shown = jnp.arange(at.shape[1])[None] < jnp.asarray(lengths)[:, None]
-    else:
-        shown = jnp.ones(at.shape, bool)
+    shown = _shown(at.shape, lengths, attention_mask)
     before = jax.lax.cummax(_or_minus_one(at, shown), axis=1)[:, :-1]
     return jnp.all((at[:, 1:] > before) | ~shown[:, 1:], axis=1)
 
@@ -111,10 +145,31 @@ def counted(
     sums_BT = jnp.cumsum(own_BT, axis=1)
     if segments is None:
         return sums_BT
-    ids_BT = jnp.asarray(segments)
-    begins_BT = jnp.pad(ids_BT[:, 1:] != ids_BT[:, :-1], ((0, 0), (1, 0)))
-    before_BT = (sums_BT - own_BT) * begins_BT.astype(sums_BT.dtype)
+    before_BT = (sums_BT - own_BT) * _begins(segments).astype(sums_BT.dtype)
     return sums_BT - jax.lax.cummax(before_BT, axis=1)
+
+
+def _begins(segments: Int[AnyArray, "B T"]) -> Bool[Array, "B T"]:
+    """Return whether a text begins at each place, except the first."""
+    ids_BT = jnp.asarray(segments)
+    return jnp.pad(ids_BT[:, 1:] != ids_BT[:, :-1], ((0, 0), (1, 0)))
+
+
+def _returns(ids_T: np.ndarray, shown_T: np.ndarray | None = None) -> bool:
+    """Return whether an id comes again after another one, where both have tokens that are shown."""
+    run_T = np.cumsum(np.diff(ids_T, prepend=ids_T[:1]) != 0)
+    pairs = np.stack([ids_T, run_T], axis=1)[slice(None) if shown_T is None else shown_T]
+    runs = np.unique(pairs, axis=0)
+    return len(np.unique(runs[:, 0])) < len(runs)
+
+
+def _shown(shape: tuple[int, ...], lengths: Any, attention_mask: Any) -> Bool[Array, "#B T"]:
+    """Return which places are no padding."""
+    if attention_mask is not None:
+        return jnp.asarray(attention_mask).astype(bool)
+    if lengths is not None:
+        return jnp.arange(shape[1])[None] < jnp.asarray(lengths)[:, None]
+    return jnp.ones(shape, bool)
 
 
 def _or_minus_one(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from flax import nnx
 
 from jax_attn import models
 from jax_attn.attention.checks import ArgumentError
@@ -101,11 +102,15 @@ def test_positions_that_begin_again_are_refused(name, small):
         jax.jit(lambda tokens: model(tokens, **given).logits)(tokens)
 
 
+AGAIN_0 = np.stack([IDS, np.where(IDS == 3, 7, IDS)])
 # name -> case, arguments beside tokens of shape TOKENS.shape, words of the error
 REFUSED = {
     "another shape": ("gpt2", {"segments": IDS}, r"segments: expected \(2, 14\) integers"),
     "no integers": ("gpt2", {"segments": SEGMENTS / 2}, r"segments: expected \(2, 14\) integers"),
-    "one answer for a row": ("gpt2, classes", {"segments": SEGMENTS}, "segments: expected None"),
+    "an id that comes again": ("gpt2", {"segments": AGAIN_0}, r"an id comes again in rows \[1\]"),
+    "one answer for a row": ("gpt2, classes", {"segments": SEGMENTS}, "classifier would answer"),
+    "a pooler": ("bert, a pooler", {"segments": SEGMENTS}, "pooler would answer"),
+    "pairs": ("bert, for two sentences", {"segments": SEGMENTS}, "seq_relationship would answer"),
 }
 
 
@@ -115,6 +120,46 @@ def test_segments_are_refused_by_name(name, small):
     case, given, words = REFUSED[name]
     with pytest.raises(ArgumentError, match=words):
         models.load(small(case).folder)(TOKENS, **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["gpt2, classes", "bert, a pooler", "bert, for two sentences"])
+def test_heads_with_one_answer_take_rows_of_one_text(case, small):
+    model = models.load(small(case).folder)
+    assert_near(model(TOKENS, segments=ONE), model(TOKENS))
+
+
+def assert_near(found, wanted):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, wanted)
+
+
+@pytest.mark.slow
+def test_an_id_that_comes_again_is_another_text_if_it_is_not_known(small):
+    model = models.load(small("llama").folder)
+    traced = jax.jit(lambda ids: model(TOKENS, segments=ids).logits)
+    assert_near(traced(AGAIN_0), model(TOKENS, segments=np.stack([IDS, IDS])).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["llama", "bert"])
+def test_padding_may_have_any_id(case, small):
+    """It is no text, so that its id may come again, in front and behind."""
+    model = models.load(small(case).folder)
+    ids = np.array([[0] * 3 + [1] * 8 + [0] * 3] * 2)
+    found = model(TOKENS, segments=ids, attention_mask=ids).logits
+    assert_near(found[:, 3:11], model(TOKENS[:, 3:11]).logits)
+
+
+def test_frequencies_that_depend_on_the_length_take_one_text_in_a_row():
+    """They are those of the whole batch's largest position."""
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 5}
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 41}
+    config |= {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config |= {"intermediate_size": 29, "max_position_embeddings": 5, "rope_scaling": scaling}
+    model = models.from_config(config, rngs=nnx.Rngs(0))
+    with pytest.raises(ArgumentError, match="DynamicNTK's frequencies"):
+        model(TOKENS, segments=SEGMENTS)
+    assert_near(model(TOKENS, segments=ONE).logits, model(TOKENS).logits)
 
 
 @pytest.mark.slow

@@ -54,8 +54,7 @@ def attention(call: Call, tiles: Tiles | None = None) -> jax.Array:
         return dense.attention(call)  # there are no tiles
     out, *sums = with_sums(call.without_extra_keys(), tiles)
     if call.has_extra_keys:
-        attended = partial_softmax.of_sums(call, out, *sums)
-        out = attended.merged(partial_softmax.of_extra_keys(call)).mean()
+        out = _with_extra_keys(call, out, *sums)
     return out.astype(call.query.dtype)
 
 
@@ -70,6 +69,13 @@ def with_sums(call: Call, tiles: Tiles | None = None) -> Outputs:
 # Compiled, because eager calls would compile their loops each time: JAX caches a loop by its
 # functions, which are new objects in each call.
 _compiled = functools.partial(jax.jit, static_argnums=0, inline=True)
+
+
+# Compiled, because jax_debug_infs takes the maximum of a query without keys for an error.
+@functools.partial(jax.jit, inline=True)
+def _with_extra_keys(call: Call, *outputs: jax.Array) -> jax.Array:
+    attended = partial_softmax.of_sums(call, *outputs)
+    return attended.merged(partial_softmax.of_extra_keys(call)).mean()
 
 
 @_compiled

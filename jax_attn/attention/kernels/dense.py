@@ -41,7 +41,7 @@ def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the output, the largest score of each query and the sum of exp(score − maximum).
 
     Shapes: (B, T, N, Hv), (B, N, T), (B, N, T). All are in the softmax's dtype; the call has no
-    extra keys. For a query that sees no key the maximum is `no_maximum` and the sum 1. The
+    extra keys. For a query that sees no key the maximum is `no_maximum` and the sum 0. The
     maximum is arbitrary, so no gradient goes through it.
     """
     scores_BNTS = _scores(call)
@@ -49,7 +49,7 @@ def with_sums(call: Call) -> tuple[jax.Array, jax.Array, jax.Array]:
     empty_BNT = maximum_BNT == -jnp.inf
     maximum_BNT = jnp.where(empty_BNT, no_maximum(call.softmax_dtype), maximum_BNT)
     total_BNT = jnp.exp(scores_BNTS - maximum_BNT[..., None]).sum(axis=-1)
-    return _mean(call), maximum_BNT, jnp.where(empty_BNT, 1, total_BNT)
+    return _mean(call), maximum_BNT, jnp.where(empty_BNT, 0, total_BNT)
 
 
 @_with_hidden_pairs

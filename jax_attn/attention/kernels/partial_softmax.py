@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_attn.attention.call import Call
-from jax_attn.attention.kernels.scores import extra_scores, no_maximum
+from jax_attn.attention.kernels.scores import extra_scores, or_one
 from jax_attn.attention.meshes import MeshAxes
 
 
@@ -54,7 +54,7 @@ class PartialSoftmax(NamedTuple):
 
     def mean(self) -> jax.Array:
         """Return the attention output (B, T, N, Hv); 0 for a query that sees no key."""
-        mean_BKGTH = self.weighted / jnp.where(self.total == 0, 1, self.total)[..., None]
+        mean_BKGTH = self.weighted / or_one(self.total)[..., None]
         B, K, G, T, Hv = mean_BKGTH.shape
         return mean_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, K * G, Hv)
 
@@ -63,10 +63,9 @@ def of_sums(
     call: Call, out_BTNH: jax.Array, maximum_BNT: jax.Array, total_BNT: jax.Array
 ) -> PartialSoftmax:
     """Convert the results of `dense.with_sums`."""
-    seen_BNT = maximum_BNT != no_maximum(maximum_BNT.dtype)
+    maximum_BNT = jnp.where(total_BNT == 0, -jnp.inf, maximum_BNT)
     maximum, total = (
-        jnp.where(seen_BNT, x_BNT, unseen).reshape(call.B, call.K, call.G, call.T)
-        for x_BNT, unseen in ((maximum_BNT, -jnp.inf), (total_BNT, 0))
+        x_BNT.reshape(call.B, call.K, call.G, call.T) for x_BNT in (maximum_BNT, total_BNT)
     )
     out_BKGTH = out_BTNH.reshape(call.B, call.T, call.K, call.G, -1).transpose(0, 2, 3, 1, 4)
     return PartialSoftmax(lax.stop_gradient(maximum), total, out_BKGTH * total[..., None])

@@ -52,8 +52,14 @@ def no_maximum(dtype: DTypeLike) -> float:
     """Return what stands for the largest score of a query that sees no key.
 
     It is so large that exp(score − it) is 0, and not ∞, which jax_debug_infs takes for an error.
+    A bias may be as large: such a query is recognized by its sum of weights, which is 0.
     """
     return float(jnp.finfo(dtype).max)
+
+
+def or_one(total: jax.Array) -> jax.Array:
+    """Return sums of weights as divisors: 1 for a query that sees no key."""
+    return jnp.where(total == 0, 1, total)
 
 
 def extra_scores(call: Call) -> jax.Array:

@@ -17,7 +17,7 @@ from jax import lax
 
 from jax_attn.attention.call import Call
 from jax_attn.attention.kernels.forward_mode import Floats
-from jax_attn.attention.kernels.scores import masked, no_maximum, scores
+from jax_attn.attention.kernels.scores import masked, no_maximum, or_one, scores
 from jax_attn.attention.kernels.tile import Tile, Tiles
 from jax_attn.attention.meshes import varying
 
@@ -56,11 +56,9 @@ def outputs(tiles: Tiles, call: Call) -> Outputs:
             jnp.zeros((tiles.K, R, call.Hv), dtype),
         )
         max_KR, sum_KR, out_KRH = _over_columns(row, column, varying(nothing, call))
-        empty_KR = sum_KR == 0
-        sum_KR = jnp.where(empty_KR, 1, sum_KR)
-        max_KR = jnp.where(empty_KR, no_maximum(dtype), max_KR)
+        max_KR = jnp.where(sum_KR == 0, no_maximum(dtype), max_KR)
         out, maximum, total = outputs
-        out = row.put_queries(out, out_KRH / sum_KR[..., None])
+        out = row.put_queries(out, out_KRH / or_one(sum_KR)[..., None])
         return out, row.put_rows(maximum, max_KR), row.put_rows(total, sum_KR)
 
     out = jnp.zeros((call.B, call.T, call.N, call.Hv), dtype)
@@ -82,12 +80,13 @@ def gradients(tiles: Tiles, call: Call, outputs: Outputs, d_outputs: Outputs) ->
 
     def row(n: jax.Array, grads: tuple[Any, ...]) -> tuple[Any, ...]:
         row = Tile.row(call, tiles, n)
-        # A query that the previous tile has, too, counts only there: here it has no weights.
-        max_KR = jnp.where(row.own(), row.rows(maximum), no_maximum(dtype))
-        # Rows without weights get no gradient, whatever their cotangents: 0·∞ would be NaN.
-        has_weights_KR = max_KR < no_maximum(dtype)
+        # A query that the previous tile has, too, counts only there: here it has no weights. Rows
+        # without weights get no gradient, whatever their cotangents: 0·∞ would be NaN.
+        max_KR, sum_KR = row.rows(maximum), row.rows(total)
+        has_weights_KR = row.own() & (sum_KR != 0)
+        max_KR = jnp.where(has_weights_KR, max_KR, no_maximum(dtype))
         # Divide the weights by their sum here, once a row, and not once a score.
-        d_out_KRH = row.queries(d_out) / row.rows(total)[..., None]
+        d_out_KRH = row.queries(d_out) / or_one(sum_KR)[..., None]
         q_KRH, d_out_KRH = _scaled(row), jnp.where(has_weights_KR[..., None], d_out_KRH, 0)
         mean_KR = jnp.einsum("KRH,KRH->KR", d_out_KRH, row.queries(out), precision="highest")
         delta_KR = mean_KR - jnp.where(has_weights_KR, row.rows(d_total), 0)

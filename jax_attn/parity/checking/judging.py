@@ -100,12 +100,18 @@ def judge_port(
 
 
 def _run(prepared: ReferenceSide, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
-    """Run the port once, and rename the gradients of its parameters to the reference's names."""
+    """Run the port once, and rename the gradients of its parameters to the reference's names.
+
+    Without those of the reference's buffers, which a port may hold as parameters.
+    """
     run = port.run(prepared.dtype, prepared.differentiated, transform)
     grads, names = to_torch(run.parameter_grads) if to_torch else {}, prepared.parameters
-    if names is not None:
-        grads = {name: grad for name, grad in grads.items() if name in names}
-    return replace(run, parameter_grads=grads)
+    compared = {
+        name: grad
+        for name, grad in grads.items()
+        if name not in prepared.buffers and (names is None or name in names)
+    }
+    return replace(run, parameter_grads=compared)
 
 
 def _by_torchs_rule(

@@ -84,6 +84,7 @@ def compare_weights(
     to_torch = _under_own_names(reference, layout)
     try:
         ported = to_torch(arrays)
+        differentiated = to_torch({path: arrays[path] for path in arrays.keys() - paired})
     except TransferError as error:
         # A table that does not fit is already a failure, and cannot pair gradients. The problems of
         # a load name the row or the prefix that would fit.
@@ -103,6 +104,10 @@ def compare_weights(
             "parameters nor their gradients were compared"
         )
         notes.append(Finding("weights-skipped", skips))
+    if constants := sorted(differentiated.keys() & reference.buffers):
+        line = f"the gradients of {quoted(constants)}, which the port holds as parameters, were"
+        line += " not compared: in the reference these are buffers"
+        notes.append(StandingNote("buffer-gradient", line))
     return WeightComparison(differences, to_torch, tuple(notes), paired, frozenset(over))
 
 

@@ -30,6 +30,7 @@ KINDS = MappingProxyType(
         "weights-not-compared": "without a table, weights and their gradients are not compared",
         "gradients-not-paired": "the table pairs no gradients of parameters",
         "weights-skipped": "the table skips some parameters",
+        "buffer-gradient": "the port holds as parameters what are buffers of the reference",
         "row-unused": "a row of the table matches nothing on either side",
         "unreached-weights": "no output depends on some weights on these inputs",
         "zero-gradient": "a gradient is zero up to rounding, whatever the inputs are",

@@ -129,6 +129,8 @@ def plan_port(
     """
     described, unreadable = specs(source)
     layout, problems = _ignoring(table.layout, ignore, described)
+    if to == "flax":
+        layout = layout.tied_as([*described, *(problem.name for problem in unreadable)])
     passed_over = passed(layout.passed_over, described)
     carried = {name: spec for name, spec in described.items() if name not in passed_over}
     hidden = [p for p in unreadable if p.name not in passed_over]

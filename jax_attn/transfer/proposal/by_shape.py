@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import product
 
-from jax_attn.transfer.proposal.matching import Fit, Leaf, TensorModule, fit_of
-from jax_attn.transfer.proposal.naming import contradict
+from jax_attn.transfer.proposal.matching import Fit, Leaf, ModulePair, TensorModule, fit_of
+from jax_attn.transfer.proposal.naming import Bond, contradict
 
 
 def forced(
@@ -14,8 +14,8 @@ def forced(
     done: Collection[str],
     written: Collection[str],
     is_certain: Callable[[TensorModule, TensorModule, Fit], bool],
-) -> list[Fit]:
-    """Return the fits of open parameters that a complete table must have.
+) -> list[ModulePair]:
+    """Return pairs, each with the one fit of two open parameters that a complete table must have.
 
     done, written: torch keys and Flax paths that are decided. A fit is forced if each of its two
     parameters fits no other open one, and if as many are open on both sides in every group of
@@ -32,7 +32,7 @@ def forced(
     if not _all_can_pair([leaf for _, leaf in ours], [leaf for _, leaf in theirs], options):
         return []
     return [
-        fit
+        ModulePair(t, f, Bond.NONE, (fit,))
         for _, source in ours
         for t, f, fit in options[source][:1]
         if len(options[source]) == len(options[fit.target]) == 1 and is_certain(t, f, fit)

@@ -20,6 +20,7 @@ from jax_attn.transfer.proposal.folding import (
 )
 from jax_attn.transfer.proposal.matching import (
     TensorModule,
+    differ_as_biases,
     flax_modules,
     possible_pairs,
     settled_pairs,
@@ -93,12 +94,13 @@ def infer(torch_module: Any, nnx_module: Weights) -> Proposal:
 
     A row is decided if the names pair two modules, no other pair has names as close, all numbers
     agree, and only one order of the axes fits the shapes and types. If all that names leave open
-    can be paired, parameters that only each other fit are paired by their shapes. The shape of a
-    square matrix decides nothing, nor that of a convolution with axes of one size: the types of the
-    modules decide (Linear, Conv1D, Embedding, Conv), in torch, NNX, Equinox and Keras; without
-    types, as in a mapping, a tree or a Linen port, the row stays open. A packed query, key and
-    value stays open, except in torch.nn.MultiheadAttention. Rows with heads assume that N·H is N
-    consecutive heads of H features.
+    can be paired, parameters that only each other fit are paired by their shapes, unless that would
+    pair a bias with another parameter. The shape of a square matrix decides nothing, nor that of a
+    convolution with axes of one size: the types of the modules decide (Linear, Conv1D, Embedding,
+    Conv), in torch, NNX, Equinox and Keras; without types, as in a mapping, a tree or a Linen port,
+    the row stays open. A packed query, key and value stays open, except in
+    torch.nn.MultiheadAttention. Rows with heads assume that N·H is N consecutive heads of H
+    features.
 
     Args:
       torch_module: a torch.nn.Module, or a mapping of torch keys to tensors: a state_dict, or a
@@ -124,9 +126,12 @@ def infer(torch_module: Any, nnx_module: Weights) -> Proposal:
     ties = _ties(same, rows)
     done = {key for r, _ in rows for key in r.keys} | {item.key for item in ties}
     written = {path for r, _ in rows for path in r.paths}
+    of_shape = forced(torch, flax, done, written, is_certain)
+    pairs += (unlike := [pair for pair in of_shape if differ_as_biases(pair)])
     by_shape = [
-        Row(fit.source.names, fit.target.names, fit.steps[0])
-        for fit in forced(torch, flax, done, written, is_certain)
+        Row(pair.fits[0].source.names, pair.fits[0].target.names, pair.fits[0].steps[0])
+        for pair in of_shape
+        if not unlike  # then no table is complete
     ]
     rows += [LayerItem(r, r) for r in by_shape]
     done |= {r.keys[0] for r in by_shape}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_attn.transfer.proposal.naming import Bond, ModuleName, Number, bond, read
+from jax_attn.transfer.proposal.naming import Bond, ModuleName, Number, bond, read, spelled
 from jax_attn.transfer.proposal.naming import aligned as alignments
 from jax_attn.transfer.table.rows import Row
 from jax_attn.transfer.table.stacks import conv_bias, linears
@@ -272,6 +272,21 @@ def fit_of(t: TensorModule, source: Leaf, f: TensorModule, target: Leaf) -> Fit 
         return None
     steps = _sequences(source, target, role, (t.kind, f.kind))
     return Fit(source, target, steps) if steps else None
+
+
+def differ_as_biases(pair: ModulePair) -> bool:
+    """Return whether one parameter of the pair's only fit is a bias and the other is not.
+
+    A bare parameter is a bias if a word of its name says so.
+    """
+    (fit,) = pair.fits
+    return _is_bias(pair.torch, fit.source) != _is_bias(pair.flax, fit.target)
+
+
+def _is_bias(module: TensorModule, leaf: Leaf) -> bool:
+    role = next(role for role, own in module.leaves.items() if own is leaf)
+    words = {role} if role else spelled(module.name.tokens[-1])
+    return not words.isdisjoint(_BIASES)
 
 
 def _sequences(source: Leaf, target: Leaf, leaf: str, kinds: tuple[str, str]) -> tuple[Steps, ...]:

@@ -224,8 +224,7 @@ def _words(stem: str) -> Words:
         return _TOKENS[token]
     if token in _WORDS:
         return frozenset({_WORDS[token]})
-    spelled = (word.lower() for word in _SPLIT.findall(stem))
-    words = {_WORDS.get(word, word) for word in spelled} - _FILLERS
+    words = {_WORDS.get(word, word) for word in spelled(stem)} - _FILLERS
     for parts, whole in (
         ({"q", "k", "v"}, "qkv"),
         ({"k", "v"}, "kv"),
@@ -236,6 +235,11 @@ def _words(stem: str) -> Words:
     if words & _ROLES[2] or len(words & _KINDS[0]) > 1:
         words -= {"embedding", "fc"}
     return frozenset(words)
+
+
+def spelled(token: str) -> set[str]:
+    """Return the words and numbers of a part of a dotted name, as they are spelled."""
+    return {word.lower() for word in _SPLIT.findall(token)}
 
 
 def _as_output(name: ModuleName, siblings: list[ModuleName]) -> ModuleName:

@@ -1,6 +1,6 @@
 """`Layout`: a table of rows from which both directions of a transfer follow."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -128,29 +128,42 @@ class Layout(Table):
         another one is there, the row gets that one, as in `tied_as`.
         """
         keys = list(keys)
+        table = self.tied_as(keys)
 
         def used(group: Either) -> Either:
             by_use = [a for a in group.alternatives if bindings(keys_of(a), keys)]
             return either(*(by_use or group.alternatives))
 
-        return Layout(*map(used, self.groups), *self.refusals, *self.passed_over).tied_as(keys)
+        return Layout(*map(used, table.groups), *table.refusals, *table.passed_over)
 
     def tied_as(self, keys: Iterable[str]) -> "Layout":
         """Return the table for files that lack a key and have another one that is tied to it.
 
         The row then reads the other key, and the absent one is tied to it: a file may hold a tied
-        tensor under any of its names. A key that `keys` have, or that no row reads, stays.
+        tensor under any of its names. If the file has an alternative to the absent key's row, that
+        one is read, and the others are tied to its key. A key that `keys` have, or that no row
+        reads, stays.
         """
         keys, read = list(keys), {*self.torch_keys()}
         names: dict[str, str] = {}
+        spelled: dict[str, str] = {}
         for item in self.passed_over:
             is_there = bindings([item.key], keys) and not bindings([item.same_as], keys)
-            if item.same_as in read and is_there:
+            if not (item.same_as in read and is_there):
+                continue
+            is_spelled_otherwise, same = self._other_spellings(item.same_as, keys)
+            if same:
+                spelled[item.same_as] = same[0]
+            elif not is_spelled_otherwise:
                 names.setdefault(item.same_as, item.key)
-        if not names:
+        if not names and not spelled:
             return self
         names |= {other: absent for absent, other in names.items()}
-        return self._mapped(lambda key: names.get(key, key), lambda path: path)
+        ties = [
+            tied(i.key, spelled[i.same_as]) if i.same_as in spelled else i for i in self.passed_over
+        ]
+        table = Layout(*self.groups, *self.refusals, *ties)
+        return table._mapped(lambda key: names.get(key, key), lambda path: path)
 
     def torch_keys(self) -> list[str]:
         """Return the torch keys of every row, with names in braces left open."""
@@ -209,6 +222,23 @@ class Layout(Table):
 
     def _rows(self) -> list[Row]:
         return [r for group in self.groups for r in group.rows]
+
+    def _other_spellings(self, key: str, keys: Sequence[str]) -> tuple[bool, list[str]]:
+        """Return whether `keys` have an alternative to a key's row, and its keys for that tensor.
+
+        An alternative has no such key if it reads the tensor as a part of another or by other
+        steps.
+        """
+        used = [
+            a
+            for group in self.groups
+            if key in keys_of(group.rows)
+            for a in group.alternatives
+            if key not in keys_of(a) and bindings(keys_of(a), keys)
+        ]
+        own = [(r.paths, r.steps) for r in self._rows() if r.keys == (key,)]
+        same = [r.keys[0] for a in used for r in a if (r.paths, r.steps) in own]
+        return bool(used), same
 
     def _check_parts(self, expected: str, names: Iterable[str], dotted: Iterable[str]) -> None:
         """Raise ValueError unless each name is a word between the dots of a key or path."""

@@ -1,5 +1,6 @@
 """The blocked kernel under JAX's transformations: second derivatives, maps, shards, export."""
 
+import contextlib
 import functools
 
 import jax
@@ -88,27 +89,51 @@ def test_second_derivatives_in_bfloat16_come_in_bfloat16():
     assert np.asarray(found).any()
 
 
-def test_an_eager_call_compiles_nothing_the_second_time():
-    *arrays, cotangent = example(dtype=np.float32)
+@contextlib.contextmanager
+def programs_compiled():
+    """A list to which every program that is compiled meanwhile is added."""
     compiled = []
 
-    def count(event, seconds, **_):
-        compiled.append(event)
+    def add(event, seconds, **_):
+        compiled.extend([event] * ("backend_compile" in event))
+
+    jax.monitoring.register_event_duration_secs_listener(add)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(add)
+
+
+def test_an_eager_call_compiles_nothing_the_second_time():
+    *arrays, cotangent = example(dtype=np.float32)
 
     def run(scale):
         attend = functools.partial(dot_product_attention, implementation="blocked", is_causal=True)
         _, pull = jax.vjp(attend, *(scale * x for x in arrays))
         return pull(cotangent)
 
-    jax.monitoring.register_event_duration_secs_listener(count)
-    try:
+    with programs_compiled() as compiled:
         run(np.float32(1))
-        assert any("backend_compile" in event for event in compiled)
+        assert compiled
         compiled.clear()
         run(np.float32(2))
-        assert not any("backend_compile" in event for event in compiled)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(count)
+        assert not compiled
+
+
+def test_dense_compiles_nothing_for_another_offset():
+    """As in a loop over the tokens of a text, each with an offset of its own."""
+    *arrays, _ = example(T=3, S=19, dtype=np.float32)  # sizes of no other test
+
+    def run(offset):
+        dot_product_attention(*arrays, Mask.causal(offset=offset), implementation="dense")
+
+    with programs_compiled() as compiled:
+        run(1)
+        assert compiled
+        compiled.clear()
+        run(2)
+        run(3)
+        assert not compiled
 
 
 def test_within_a_shard_map_what_is_shared_gets_the_sum_of_all_gradients():

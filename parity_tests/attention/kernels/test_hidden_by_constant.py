@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.attention import attention_definition as definition
-from helpers.attention.kernel_comparison import draws, value_and_gradients
+from helpers.attention.kernel_comparison import draws, rounding, value_and_gradients
 from jax_attn.attention.kernels import blocked
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -79,3 +79,17 @@ def test_a_log_sum_exp_in_place_of_maximum_and_sum_is_seen(constant, monkeypatch
     monkeypatch.setattr(blocked, "_outputs", merged)
     out, *gradients = errors("blocked", CONSTANTS[constant], whole_rows(), "float32")
     assert out <= 1 < min(gradients)
+
+
+@pytest.mark.parametrize("extra", [{}, {"sinks": np.zeros(N, np.float32)}], ids=["none", "sinks"])
+def test_a_bias_as_large_as_the_mark_of_a_row_without_keys(extra):
+    """The row it lifts has weights, and gradients, next to a row that has none."""
+    arrays = draws((B, T, N, H), (B, T, 1, H), (B, T, 1, H), (B, T, N, H))
+    bias = np.zeros((1, 1, T, T), np.float32)
+    bias[..., 3, 1:3], bias[..., 5, :] = np.finfo(np.float32).max, -np.inf
+    options = {"bias": bias, "scale": SCALE, **extra}
+    wanted, made = (value_and_gradients(k, *arrays, **options) for k in ("dense", "blocked"))
+    for got, want in zip(made, wanted, strict=True):
+        assert np.abs(got - want).max() <= rounding(arrays, want) * 2.0**53 * 2.0**-24
+    values = np.abs(made[3][:, 1:3]).max(axis=(0, 2, 3))
+    assert (values > np.abs(made[3][:, 3:]).max()).all()

@@ -143,6 +143,44 @@ class TorchNorm(torch.nn.Module):
 NORM = TorchNorm().train()
 
 
+class TorchWithTable(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(D, 5)
+        self.register_buffer("f", torch.linspace(0.5, 2.0, 5))
+
+    def forward(self, x):
+        return torch.sin(self.up(x) * self.f)
+
+
+class EquinoxWithTable(eqx.Module):
+    up: eqx.nn.Linear
+    f: jax.Array
+
+    def __init__(self):
+        self.up, self.f = eqx.nn.Linear(D, 5, key=jax.random.key(0)), jnp.zeros(5)
+
+    def __call__(self, x):
+        return jnp.sin(self.up(x) * self.f)
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1, Verdict.PASS), (1.5, Verdict.FAIL)])
+def test_a_constant_table_in_the_tree_is_compared_without_a_gradient(factor, verdict):
+    torch.manual_seed(0)
+    reference = TorchWithTable()
+    layout = Layout(*(row(name, name) for name in ("up.weight", "up.bias", "f")))
+    tensors = reference.state_dict()
+    port = load(EquinoxWithTable(), tensors | {"f": tensors["f"] * factor}, layout)
+    given = (np.random.default_rng(0).standard_normal((3, D)).astype(np.float32),)
+    options = {"port_call": lambda m, x: jax.vmap(m)(x), "transforms": ("jit",)}
+    result = parity.check(reference, port, given, layout=layout, **options)
+    assert result.verdict is verdict, str(result)
+    assert ("weights-differ" in kinds(result)) == (verdict is Verdict.FAIL)
+    assert "buffer-gradient" in kinds(result)
+    compared = {t.name for t in result.tensors if t.kind == "gradient of parameter"}
+    assert compared == {"up.weight", "up.bias"}
+
+
 class EquinoxNorm(eqx.Module):
     norm: eqx.nn.BatchNorm
 

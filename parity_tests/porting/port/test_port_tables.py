@@ -10,7 +10,7 @@ from jax_attn.porting.port.carry_and_prove import Carried, prove
 from jax_attn.porting.port.plan import plan_port
 from jax_attn.porting.port.table import PortTable
 from jax_attn.transfer.table.layout import Layout
-from jax_attn.transfer.table.rows import either, ignored, row
+from jax_attn.transfer.table.rows import either, ignored, row, tied
 from jax_attn.transfer.table.steps import Sizes, grouped, heads, heads_in, inward, linear, packed
 
 
@@ -59,6 +59,13 @@ def test_a_table_that_does_not_fit_is_named(name):
         layout += Layout(row("k.bias", "k_proj.bias", heads), row("v.bias", "v_proj.bias", heads))
     port = plan_port(held, PortTable(layout, Sizes(N, K, H)), "flax")
     assert any(said in str(problem) for problem in port.problems), port.problems
+
+
+def test_a_file_with_only_the_tied_key_is_carried_whole():
+    layout = Layout(row("embed.weight", "embed.embedding"), tied("lm_head.weight", "embed.weight"))
+    held = {"lm_head.weight": np.ones((V, D), "f4")}
+    port = plan_port(held, PortTable(layout, Sizes(N, K, H)), "flax")
+    assert (port.problems, [*port.targets], port.passed_over) == ([], ["embed.embedding"], {})
 
 
 def test_parts_of_two_dtypes_are_no_packed_tensor():

@@ -133,10 +133,12 @@ def test_with_one_parameter_a_shape_shapes_decide_and_the_proposal_says_so():
     assert len(proposal.granted) == 4
 
 
+GAINED = {"up.weight": np.zeros((7, 5), "f"), "gain": np.zeros(7, "f")}
 OPEN = {
     "two of one shape": (_sequential(5, 7, 5, 7), _tree(5, 7, 5, 7), {"0.weight", "2.weight"}),
     "a layer more in torch": (_sequential(5, 7, 3), _tree(5, 7), {"0.weight", "1.weight"}),
     "a layer more in JAX": (_sequential(5, 7), _tree(5, 7, 3), {"{layer}.weight"}),
+    "a bias and no bias": (GAINED, _tree(5, 7), {"gain", "up.weight"}),
     "a square": (_sequential(5, 7, 7), _tree(5, 7, 7), {"1.weight"}),
 }
 
@@ -144,6 +146,16 @@ OPEN = {
 @pytest.mark.parametrize(("reference", "port", "still_open"), OPEN.values(), ids=OPEN)
 def test_shapes_that_leave_a_choice_decide_nothing(reference, port, still_open):
     assert {one.key for one in infer(reference, port).undecided} >= still_open
+
+
+@pytest.mark.parametrize(("name", "is_bias"), [("gain", False), ("up_bias", True), ("b", True)])
+def test_a_bare_parameter_is_a_bias_only_by_name(name, is_bias):
+    port = {"up": {"kernel": np.zeros((5, 7), "f"), "bias": np.zeros(7, "f")}}
+    proposal = infer({"up.weight": GAINED["up.weight"], name: GAINED["gain"]}, port)
+    candidates = {str(c.row) for one in proposal.undecided for c in one.candidates}
+    of_bias = {f'row("{name}", "up.bias")'}
+    assert rows(proposal.layout) & of_bias == (of_bias if is_bias else set())
+    assert candidates == (set() if is_bias else of_bias)
 
 
 def test_names_that_contradict_are_never_paired_by_shape():

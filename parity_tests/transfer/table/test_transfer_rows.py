@@ -233,6 +233,28 @@ def test_names_of_one_tied_tensor_that_differ_are_told():
     assert found == [("ambiguous", "b.weight")]
 
 
+# alternatives to the row of the key to which another is tied -> what the file has in its place
+INSTEAD = {
+    "another spelling": ([row("old", "e")], {"old": 0}),
+    "parts": ([row(("upper", "lower"), "e", joined)], {"upper": 1, "lower": 2}),
+}
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_a_tied_key_next_to_an_alternative_of_its_row(name):
+    """The alternative is read; another tensor than its own, under the tied key, is told."""
+    rows, there = INSTEAD[name]
+    layout = Layout(either([row("new", "e")], rows), tied("head", "new"))
+    whole, *parts = (np.arange(42.0).reshape(6, 7), *np.split(np.arange(42.0).reshape(6, 7), 2))
+    held = {key: [whole, *parts][at] for key, at in there.items()}
+    flax = layout.to_flax(held | {"head": whole}, {"e": whole.shape})
+    np.testing.assert_equal(flax, {"e": whole})
+    assert layout.spelled_as([*held, "head"]).to_torch(flax).keys() == held.keys()
+    if len(held) == 1:
+        found, _ = problems_of(lambda: layout.to_flax(held | {"head": -whole}, {"e": (6, 7)}))
+        assert found == [("ambiguous", "head")]
+
+
 def test_spellings_of_different_paths_are_told():
     with pytest.raises(ValueError, match="tables of the same Flax paths, got"):
         spellings(NORM, Layout(row("gamma", "scale")))

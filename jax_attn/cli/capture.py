@@ -58,7 +58,7 @@ def _captured(pair: Any, out: Path, yes: bool) -> str:
 
     assert isinstance(pair, Pair)  # a request that is no training's makes no other
     names = (*_FIXED, "reference_call")
-    options = {name: x for name in names if (x := pair.options[name]) is not None}
     with refusals():
+        options = {name: x for name in names if (x := pair.options[name]) is not None}
         expect_new(out)
         return prepare(pair.reference, pair.inputs, **options).save(out, yes=yes)

@@ -14,7 +14,8 @@ from helpers.pair_file import PAIRS
 from helpers.schema_problems import problems
 from jax_attn.cli import main
 from jax_attn.cli.checking.watch import moved, runs
-from jax_attn.parity.pair.read import read_pair
+from jax_attn.parity.pair.errors import PairError
+from jax_attn.parity.pair.read import called, function
 from jax_attn.transfer import save_checkpoint
 
 QUICK = ("--transforms", "eager")
@@ -23,6 +24,7 @@ QUICK = ("--transforms", "eager")
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(PAIRS)
+    (tmp_path / "raising.py").write_text("def __getattr__(name):\n    raise KeyError(name)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
@@ -38,6 +40,7 @@ VERDICTS = {
     "FAIL": ("wrong", QUICK, 1),
     "INCONCLUSIVE": ("doubtful", QUICK, 4),
     "INCONCLUSIVE by its notes": ("right", (*QUICK, "--no-gradients", "--strict"), 4),
+    "PASS of a pair of their own": ("own", QUICK, 0),
     "PASS in the dtype of the option": ("in_dtype", (*QUICK, "--dtype", "bfloat16"), 0),
     "PASS of a training": ("training", ("--training", "--steps", "2"), 0),
 }
@@ -109,6 +112,14 @@ REFUSED = {
     "a package is missing": ("needs_another", (), 3, "install the package that provides it"),
     "the port raises": ("fails_forward", QUICK, 2, "in failing"),
     "the reference exits": ("leaves_forward", QUICK, 2, "SystemExit: 0"),
+    "it leaves": ("leaves", (), 2, "made nothing"),
+    "the port leaves": ("leaves_port", QUICK, 2, "gave nothing"),
+    "the reference leaves": ("leaves_reference", QUICK, 2, "gave nothing"),
+    "looking it up raises": ("raising.py:make", (), 2, "KeyError: 'make'"),
+    "no signature": ("builtins:dict", ("--dtype", "float32"), 2, "got dict"),
+    "a pair of their own": ("own_without_fields", (), 2, "got Own: 'Own' object has no attribute"),
+    "uninitialized": ("lazy", QUICK, 2, "linear.weight and linear.bias uninitialized"),
+    "no optimizer": ("no_optimizer", ("--training",), 2, "optimizer: expected it to make a torch"),
     "another type": ("wrong_type", (), 2, "layout: expected a Layout, got str"),
     "another dtype": ("right", ("--dtype", "float16"), 2, "expected float16, got torch.float32"),
     "no such parameter": ("right", ("--parameters", "q.*"), 2, "nearest: linear.weight"),
@@ -205,9 +216,6 @@ def test_a_file_and_what_it_imports_are_read_again_when_they_change(folder):
     )
 
     def made():
-        from jax_attn.parity.pair.errors import PairError
-        from jax_attn.parity.pair.read import called, function
-
         try:
             return called("mine.py:make", function("mine.py:make"))
         except PairError:
@@ -233,7 +241,7 @@ def test_what_moved_since_the_last_run_is_said(folder, monkeypatch):
 def test_equal_results_have_not_moved():
     from jax_attn import parity
 
-    pair = read_pair("mine.py:right")
+    pair = called("mine.py:right", function("mine.py:right"))
     options = pair.options | {"transforms": ("eager",)}
     one, other = (parity.check(pair.reference, pair.port, pair.inputs, **options) for _ in "ab")
     assert moved(one, other) == []

@@ -1,6 +1,5 @@
 """What `jax-attn check` is asked: it reads the user's file, checks its pair and explains."""
 
-import inspect
 import os
 import shlex
 import sys
@@ -16,7 +15,7 @@ from jax_attn.cli.status import WrongInput, missing
 from jax_attn.environment import EXTRAS, install_line
 from jax_attn.parity.pair.errors import MissingModuleError, PairError, refusal
 from jax_attn.parity.pair.pair import Pair, TrainingPair
-from jax_attn.parity.pair.read import called, function, pair_of, port_of
+from jax_attn.parity.pair.read import called, function, pair_of, port_of, takes
 
 if TYPE_CHECKING:
     from jax_attn.parity.golden.golden import Golden
@@ -28,9 +27,9 @@ def refusals() -> Iterator[None]:
     """Turn an error of the user's code, or one that refuses arguments, into a PairError."""
     try:
         yield
-    except MemoryError:
+    except (KeyboardInterrupt, MemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # pytest's outcomes, for one, are no Exception
         if (refused := refusal(error)) is None:
             raise  # a mistake of this package
         raise refused from error
@@ -90,7 +89,7 @@ class Request:
             except KeyboardInterrupt as interrupted:
                 click.echo("the result is not explained", err=True)
                 return Judged(result, interrupted)
-            except Exception as error:  # whatever it is, the verdict stands
+            except BaseException as error:  # whatever it is, the verdict stands
                 why = f"{type(error).__name__}: {error}"
                 click.echo(f"the result is not explained: {why}", err=True)
                 return Judged(result)
@@ -113,9 +112,9 @@ class Request:
 
             jax.config.update("jax_enable_x64", True)  # before the port is built
         make = function(self.named)
-        takes_dtype = dtype and "dtype" in inspect.signature(make).parameters
+        takes_dtype = dtype and takes(make, "dtype")
         made = called(self.named, make, **({"dtype": dtype} if takes_dtype else {}))
-        pair = pair_of(self.named, made) if golden is None else port_of(made)
+        pair = pair_of(self.named, made) if golden is None else port_of(self.named, made)
         if self.training is not isinstance(pair, TrainingPair):
             kinds = "a Pair", "a TrainingPair"
             expected, got = reversed(kinds) if self.training else kinds

@@ -3,6 +3,7 @@
 `prepare` makes one where torch is; it can be saved, and loaded where torch is not.
 """
 
+import copy
 import os
 import sys
 from collections.abc import Mapping
@@ -69,6 +70,17 @@ class Golden(ReferenceSide):
 
     precision, declared_nan = None, MappingProxyType({})
 
+    def __post_init__(self) -> None:
+        if self.again is not None:
+            again = copy.copy(self.again)
+            vars(again)["_whole"] = self
+            vars(self)["again"] = again
+
+    @cached_property
+    def _whole(self) -> Self:
+        """The one whose `again` this is, else this one; only its digest is a folder's."""
+        return self
+
     def __repr__(self) -> str:
         return f"<Golden: {self.dtype}, {self.size:,} bytes, digest {self.digest}>"
 
@@ -100,7 +112,7 @@ class Golden(ReferenceSide):
 
     def answer(self, question: str) -> Any:
         if question not in self.answers:
-            raise NotAskedError(f"the golden reference {self.digest[:12]}")
+            raise NotAskedError(f"the golden reference {self._whole.digest[:12]}")
         return self.answers[question]
 
     @property
@@ -163,7 +175,12 @@ class Golden(ReferenceSide):
 
 def _asked() -> bool:
     """Ask on the terminal; return False if there is none."""
-    return sys.stdin.isatty() and click.confirm("write them?", err=True)
+    try:
+        return sys.stdin.isatty() and click.confirm("write them?", err=True)
+    except click.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error  # click makes one of Ctrl-C, too
+        return False  # the end of the terminal's input
 
 
 _OF_A_PART = (

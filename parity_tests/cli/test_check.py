@@ -134,6 +134,7 @@ REFUSED = {
         "--gradients: goes without --training\n--seed: goes without --training",
     ),
     "watched JSON": ("right", ("--watch", "--json"), 2, "--json: goes without --watch"),
+    "a report without a name": ("right", ("--report", ""), 2, "got an empty one"),
     "a report in a file": ("right", ("--report", "mine.py/x"), 2, "Not a directory"),
 }
 
@@ -153,6 +154,17 @@ def test_a_missing_torch_is_named_with_the_line_that_installs_it(monkeypatch):
     done = check("right")
     assert done.exit_code == 3
     assert "pip install 'torch>=2.10'" in done.stderr
+
+
+def test_keras_on_its_default_backend_is_told_the_variable(tmp_path, monkeypatch):
+    package = tmp_path / "apart" / "keras"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import tensorflow")
+    (package.parent / "mine.py").write_text("import keras")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    done = check("apart/mine.py:make")
+    assert done.exit_code == 3
+    assert "set KERAS_BACKEND=jax" in done.stderr
 
 
 def test_verify_names_the_command_where_it_has_no_model(tmp_path):
@@ -200,17 +212,19 @@ class Edits:
         if not self.edits:
             raise KeyboardInterrupt
         file, text = self.edits.pop(0)
+        second = file.stat().st_mtime_ns // 10**9 if file.exists() else 0
         file.write_text(text)
+        os.utime(file, ns=(0, second * 10**9 + len(self.edits)))  # in the second of the last save
 
 
-def test_a_file_and_what_it_imports_are_read_again_when_they_change(folder):
+def test_a_file_and_what_it_imports_are_read_again_when_they_change(folder, monkeypatch):
     mine, helper = folder / "mine.py", folder / "helper_of_mine.py"
     helper.write_text("number = 1\n")
     mine.write_text("def make():\n    import helper_of_mine\n    return helper_of_mine.number\n")
     edits = Edits(
-        (helper, "number = 22\n"),
+        (helper, "number = 2\n"),
         (helper, "number = broken\n"),
-        (helper, "number = 333\n"),
+        (helper, "number = 3\n"),
         (mine, "def make():\n    return 4\n"),
         (folder / "another.py", "pass\n"),
     )
@@ -221,13 +235,15 @@ def test_a_file_and_what_it_imports_are_read_again_when_they_change(folder):
         except PairError:
             return None
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # put back after the test
     seen = runs("mine.py:make", made, edits)
-    assert [next(seen) for _ in range(5)] == [1, 22, None, 333, 4]
+    assert [next(seen) for _ in range(5)] == [1, 2, None, 3, 4]
     with pytest.raises(KeyboardInterrupt):
         next(seen)
 
 
 def test_what_moved_since_the_last_run_is_said(folder, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     text = PAIRS.replace("1.125 * module(x)", "module(x)")
     monkeypatch.setattr("time.sleep", Edits((folder / "mine.py", text)))
     done = check("wrong", *QUICK, "--watch")

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, fields, replace
@@ -176,6 +177,11 @@ def problems_of_options(training: bool, given: Mapping[str, str]) -> list[str]:
 
 def leave_for_missing(error: MissingModuleError) -> NoReturn:
     """Exit because a file imports a package that is not installed."""
+    if error.name == "tensorflow" and _is_keras_own(error):
+        missing(
+            f"{error}\nKeras imports tensorflow, its default backend; set KERAS_BACKEND=jax before "
+            "keras is imported, in the environment or in the file"
+        )
     of_extras = {module: extra for extra, (module, _) in EXTRAS.items()}
     if extra := of_extras.get(error.name):
         missing(f"{error}\n{error.name} is not installed: {install_line(extra)}")
@@ -183,6 +189,12 @@ def leave_for_missing(error: MissingModuleError) -> NoReturn:
         f"{error}\nno module is named {error.name}: install the package that provides it or, if "
         "it is a file of yours, put it into the same folder"
     )
+
+
+def _is_keras_own(error: MissingModuleError) -> bool:
+    """Return whether it is Keras that imports the missing package."""
+    frames = traceback.extract_tb(error.__cause__ and error.__cause__.__traceback__)
+    return bool(frames) and "keras" in Path(frames[-1].filename).parts
 
 
 def refuse(error: PairError | MemoryError) -> NoReturn:

@@ -147,7 +147,8 @@ class Golden(ReferenceSide):
         """Write the reference to a new folder: whole, or not at all.
 
         stderr shows the size before it is written, and then the digest. With gradients, it takes 16
-        to 20 bytes for each parameter.
+        to 20 bytes for each parameter, and 8 more for each convention on which its gradient
+        depends, such as the derivative of ReLU at 0.
 
         Args:
           folder: the name of the folder. It must not exist.

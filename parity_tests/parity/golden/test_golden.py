@@ -387,6 +387,29 @@ def test_data_that_cannot_be_read_are_told(folder, monkeypatch):
         load_golden(folder)
 
 
+class Rectified(torch.nn.Module):
+    """Its gradients at 0 are a convention, on which those of `last` do not depend."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(IN, OUT), torch.nn.Linear(OUT, IN)
+        torch.nn.init.zeros_(self.first.weight)
+        torch.nn.init.zeros_(self.first.bias)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def test_a_convention_takes_only_the_gradients_that_depend_on_it(linear):
+    _, _, inputs, _ = linear
+    golden = prepare(Rectified(), inputs)
+    (convention,) = golden.answers["conventions"]
+    assert {*convention.run.parameter_grads} == {"first.weight", "first.bias"}
+    assert not convention.run.outputs
+    whole = convention.whole(golden.exact)
+    assert whole.parameter_grads.keys() == golden.exact.parameter_grads.keys()
+
+
 class Other:
     pass
 

@@ -193,7 +193,8 @@ def leave_for_missing(error: MissingModuleError) -> NoReturn:
 
 def _is_keras_own(error: MissingModuleError) -> bool:
     """Return whether it is Keras that imports the missing package."""
-    frames = traceback.extract_tb(error.__cause__ and error.__cause__.__traceback__)
+    origin = error.__cause__
+    frames = traceback.extract_tb(None if origin is None else origin.__traceback__)
     return bool(frames) and "keras" in Path(frames[-1].filename).parts
 
 

@@ -28,20 +28,22 @@ class Convention:
     @classmethod
     def of(cls, kind: str, sentence: str, run: Run, exact: Run) -> Self:
         """Take what a run by this convention has apart from the oracle's run, bit for bit."""
-        apart = {part: _apart(getattr(run, part), getattr(exact, part)) for part in _PARTS}
-        return cls(kind, sentence, Run(**apart))
+        outputs, of_inputs, of_parameters = (
+            {k: a for k, a in ours.items() if k not in theirs or not same_bits(a, theirs[k])}
+            for ours, theirs in zip(_parts(run), _parts(exact), strict=True)
+        )
+        return cls(kind, sentence, Run(outputs, of_inputs, of_parameters))
 
     def whole(self, exact: Run) -> Run:
         """Return the run by this convention with the tensors that equal the oracle's."""
-        parts = {part: {**getattr(exact, part), **getattr(self.run, part)} for part in _PARTS}
-        return Run(**parts)
+        outputs, of_inputs, of_parameters = (
+            {**theirs, **ours} for ours, theirs in zip(_parts(self.run), _parts(exact), strict=True)
+        )
+        return Run(outputs, of_inputs, of_parameters)
 
 
-_PARTS = ("outputs", "input_grads", "parameter_grads")
-
-
-def _apart(arrays: Arrays, exact: Arrays) -> Arrays:
-    return {k: a for k, a in arrays.items() if k not in exact or not same_bits(a, exact[k])}
+def _parts(run: Run) -> tuple[Arrays, Arrays, Arrays]:
+    return run.outputs, run.input_grads, run.parameter_grads
 
 
 _OF_RUNS = ("output", "gradient of input", "gradient of parameter")

@@ -117,7 +117,7 @@ def read(folder: Path, expect_digest: str | None) -> FolderContents:
 
 def as_digest(text: str) -> str:
     """Return a digest as it is written, in lower case. Raises ValueError if it is none."""
-    digest = text.strip().lower()
+    digest = str(text).strip().lower()
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError(
             f"expect_digest: expected 64 hexadecimal digits, as jax-attn capture prints them, got "

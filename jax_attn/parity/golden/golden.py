@@ -209,15 +209,16 @@ def load_golden(folder: str | os.PathLike[str], *, expect_digest: str | None = N
 
     Args:
       folder: the folder.
-      expect_digest: the digest that `save` returned. Any other reference is refused, so that nobody
-        captures one anew until a port passes.
+      expect_digest: the digest that `save` returned, 64 hexadecimal digits in either case. Any
+        other reference is refused, so that nobody captures one anew until a port passes.
 
     Returns:
       The `Golden`, equal bit for bit to the one that was saved.
 
     Raises:
-      ValueError: the folder is missing, incomplete, truncated or changed, has another digest, or
-        was written in a newer format. The message says which, and what to do.
+      ValueError: the folder is missing, unreadable, incomplete, truncated or changed, has another
+        digest, or was written in a newer format; or `expect_digest` is none. The message says
+        which, and what to do.
     """
     contents = read(Path(folder), expect_digest)
     try:

@@ -20,7 +20,7 @@ from jax_attn.bench.presets import PRESET_OF, PRESETS, select, selectable
 from jax_attn.bench.workload import CACHED, DTYPES, PAIR_MODES
 from jax_attn.cli.bench_compare import command as compare
 from jax_attn.cli.common.devices import expect_gpu
-from jax_attn.cli.common.selection import numbers
+from jax_attn.cli.common.selection import FolderName, numbers
 from jax_attn.cli.status import WrongInput, expect_installed
 from jax_attn.environment import settle_platforms
 from jax_attn.parity.pair.errors import PairError
@@ -114,13 +114,13 @@ class _Bench(click.Group):
 @click.option(
     "--plot",
     "plots",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FolderName(),
     help="Draw time, memory and roofline into this directory, as SVG and PNG.",
 )
 @click.option(
     "--report",
     "reports",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FolderName(),
     help="Write the record, a summary and a page with its plots into this directory: result.json, "
     "summary.md, index.html.",
 )

@@ -27,8 +27,9 @@ def command(context: click.Context, named: str, out: Path, yes: bool, **values: 
 
     FUNCTION returns what it returns for `check`; the port may be None. OUT is a folder that does
     not exist yet. It receives the inputs, the numbers of the reference in float64 and in its dtype,
-    and the budgets: with gradients 16 to 20 bytes for each parameter. It does not receive the
-    weights, only their digests. The options are then fixed.
+    and the budgets: with gradients 16 to 20 bytes for each parameter, and 8 more for each
+    convention on which its gradient depends. It does not receive the weights, only their digests.
+    The options are then fixed.
 
     `jax-attn check --golden OUT FILE.py:FUNCTION` judges a port by it. The digest of everything in
     OUT is printed; --expect-digest refuses any other.
@@ -58,7 +59,7 @@ def _captured(pair: Any, out: Path, yes: bool) -> str:
 
     assert isinstance(pair, Pair)  # a request that is no training's makes no other
     names = (*_FIXED, "reference_call")
-    options = {name: x for name in names if (x := pair.options[name]) is not None}
     with refusals():
+        options = {name: x for name in names if (x := pair.options[name]) is not None}
         expect_new(out)
         return prepare(pair.reference, pair.inputs, **options).save(out, yes=yes)

@@ -1,5 +1,6 @@
 """`jax-attn check`: a user's own pair, from one file."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -99,6 +100,8 @@ def command(
         )
     if golden is None and expect_digest is not None:
         problems.append("--expect-digest: goes with --golden")
+    if golden is not None and report is not None and _is_within(report, golden):
+        problems.append(f"--report: expected a folder outside of --golden, got {report}")
     if watch and as_json:
         problems.append("--json: goes without --watch")
     if problems:
@@ -123,6 +126,10 @@ def command(
     if interrupted:
         raise interrupted
     sys.exit(Exit[result.verdict])
+
+
+def _is_within(folder: Path, other: Path) -> bool:
+    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(other))
 
 
 def _watch(request: Request, forms: Forms) -> NoReturn:

@@ -42,6 +42,18 @@ _OF_DOUBTS = {
 """What decides a doubt of a kind; the inputs, if a kind is not listed."""
 
 
+_BY_GOLDEN = {
+    "inputs": "capture again with other inputs, as the reasons say; "
+    "parity.suggest_inputs(reference) makes inputs that reveal these bugs",
+    "reference": "capture again with a reference and arguments as the reasons say",
+    "pair": "give what the reasons name in parity.Pair(None, port, None, layout=…), or check "
+    "without --strict",
+}
+"""`_TO_DECIDE` for a port that is judged by a golden reference, which fixes the inputs."""
+_CAPTURED = ("gradients-off", "parameters-selected", "not-asked")
+"""Doubts about what a golden reference was captured with."""
+
+
 _WHERE_THE_REFERENCE_IS = (
     "find the first wrong place and its cause where the reference is: "
     "jax-attn check FILE.py:FUNCTION --explain"
@@ -53,9 +65,18 @@ def next_steps(result: Result, command: str) -> tuple[NextStep, ...]:
     if result.verdict is Verdict.PASS:
         return ()
     if result.verdict is Verdict.INCONCLUSIVE:
-        changes = dict.fromkeys(_OF_DOUBTS.get(doubt.kind, "inputs") for doubt in result.reasons)
-        return tuple(NextStep(change, _TO_DECIDE[change]) for change in changes)
+        kinds = [doubt.kind for doubt in result.reasons]
+        changes = {kind: _OF_DOUBTS.get(kind, "inputs") for kind in kinds}
+        sentences = _TO_DECIDE
+        if _is_by_golden(result):
+            changes |= {kind: "reference" for kind in kinds if kind in _CAPTURED}
+            sentences = _BY_GOLDEN
+        return tuple(NextStep(each, sentences[each]) for each in dict.fromkeys(changes.values()))
     return tuple(_after_failure(result, command))
+
+
+def _is_by_golden(result: Result) -> bool:
+    return any(note.kind == "golden-reference" for note in result.notes)
 
 
 def _after_failure(result: Result, command: str) -> Iterator[NextStep]:
@@ -65,7 +86,7 @@ def _after_failure(result: Result, command: str) -> Iterator[NextStep]:
             "load the port's weights by transfer.load(port, reference.state_dict(), layout), or "
             "change the row of the table that the reason names",
         )
-    elif any(note.kind == "golden-reference" for note in result.notes):
+    elif _is_by_golden(result):
         yield NextStep("nothing", _WHERE_THE_REFERENCE_IS)
     elif result.explanation is None:
         explain = command if "--explain" in command.split() else f"{command} --explain"

@@ -21,7 +21,7 @@ import torch
 from flax import nnx
 
 from jax_attn.dtypes import DTYPES
-from jax_attn.parity.checking.arguments import dtype_problems, type_problems
+from jax_attn.parity.checking.arguments import dtype_problems, type_problems, x64_problems
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.judge.compare import TensorReport, Verdict
@@ -266,6 +266,8 @@ def _validate(
 ) -> None:
     """Raise ValueError with every reason why this training cannot be checked."""
     problems = _batch_problems(batches) + _dtype_problems(reference, port, dtype)
+    if optimizer_problems := _optimizer_problems(reference, recipe):
+        raise ValueError("\n".join([*problems, *optimizer_problems]))
     if isinstance(loss, str) and loss not in LOSSES:
         problems.append(
             f"loss: expected one of {', '.join(LOSSES)}, or two functions, got {loss!r}"
@@ -307,11 +309,19 @@ def _type_problems(
 
 
 def _dtype_problems(reference: torch.nn.Module, port: nnx.Module, dtype: Any) -> list[str]:
-    return dtype_problems(reference, dtype) + [
+    return [*x64_problems(dtype), *dtype_problems(reference, dtype)] + [
         f"port parameter {path!r}: expected {dtype}, got {a.dtype.name}"
         for path, a in parameters(port).items()
         if dtype in DTYPES and a.dtype.name != dtype
     ]
+
+
+def _optimizer_problems(reference: torch.nn.Module, recipe: Recipe) -> list[str]:
+    optimizer = recipe.optimizer(copy.deepcopy(reference))
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return []
+    got = type(optimizer).__name__
+    return [f"optimizer: expected it to make a torch.optim optimizer, got {got}"]
 
 
 def _schedule_problems(reference: torch.nn.Module, recipe: Recipe, steps: int) -> list[str]:

@@ -87,7 +87,16 @@ def _jax_wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 
 
+def _expect_target(target: torch.Tensor, shape: torch.Size, of: str) -> None:
+    """Raise ValueError unless a target has the shape that a loss takes."""
+    if target.shape != shape:
+        raise ValueError(
+            f"batches[…]['target']: expected shape {tuple(shape)}, {of}, got {tuple(target.shape)}"
+        )
+
+
 def _torch_cross_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    _expect_target(target, output.shape[:-1], "that of the output without its classes")
     logits = _torch_wide(output).flatten(0, -2)
     return torch.nn.functional.cross_entropy(logits, target.flatten())
 
@@ -97,13 +106,18 @@ def _jax_cross_entropy(output: jax.Array, target: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(logs, target[..., None], axis=-1).mean()
 
 
-def _mean_square(wide: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda output, target: ((wide(output) - wide(target)) ** 2).mean()
+def _torch_mse(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    _expect_target(target, output.shape, "the output's")
+    return ((_torch_wide(output) - _torch_wide(target)) ** 2).mean()
+
+
+def _jax_mse(output: jax.Array, target: jax.Array) -> jax.Array:
+    return ((_jax_wide(output) - _jax_wide(target)) ** 2).mean()
 
 
 LOSSES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., jax.Array]]] = {
     "cross_entropy": (_torch_cross_entropy, _jax_cross_entropy),
-    "mse": (_mean_square(_torch_wide), _mean_square(_jax_wide)),
+    "mse": (_torch_mse, _jax_mse),
 }
 """name -> (torch's, JAX's): (output, target) -> scalar; in float32 for narrower outputs.
 

@@ -106,6 +106,11 @@ REFUSED = {
     "other inputs": (("ports.py:other_inputs", *JUDGED), "inputs: expected the golden"),
     "explained": (("ports.py:port", *JUDGED, "--explain"), "run it where the reference is"),
     "a training": (("ports.py:port", *JUDGED, "--training"), "--training: goes without --golden"),
+    "a report among it": (
+        ("ports.py:port", *JUDGED, "--report", "golden/x"),
+        "outside of --golden",
+    ),
+    "half a digest": (("ports.py:port", *JUDGED, "--expect-digest", ""), "64 hexadecimal digits"),
     "a digest alone": (("mine.py:right", "--expect-digest", "0"), "goes with --golden"),
 }
 

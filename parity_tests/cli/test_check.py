@@ -14,7 +14,8 @@ from helpers.pair_file import PAIRS
 from helpers.schema_problems import problems
 from jax_attn.cli import main
 from jax_attn.cli.checking.watch import moved, runs
-from jax_attn.parity.pair.read import read_pair
+from jax_attn.parity.pair.errors import PairError
+from jax_attn.parity.pair.read import called, function
 from jax_attn.transfer import save_checkpoint
 
 QUICK = ("--transforms", "eager")
@@ -23,6 +24,7 @@ QUICK = ("--transforms", "eager")
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(PAIRS)
+    (tmp_path / "raising.py").write_text("def __getattr__(name):\n    raise KeyError(name)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
@@ -38,6 +40,7 @@ VERDICTS = {
     "FAIL": ("wrong", QUICK, 1),
     "INCONCLUSIVE": ("doubtful", QUICK, 4),
     "INCONCLUSIVE by its notes": ("right", (*QUICK, "--no-gradients", "--strict"), 4),
+    "PASS of a pair of their own": ("own", QUICK, 0),
     "PASS in the dtype of the option": ("in_dtype", (*QUICK, "--dtype", "bfloat16"), 0),
     "PASS of a training": ("training", ("--training", "--steps", "2"), 0),
 }
@@ -109,6 +112,14 @@ REFUSED = {
     "a package is missing": ("needs_another", (), 3, "install the package that provides it"),
     "the port raises": ("fails_forward", QUICK, 2, "in failing"),
     "the reference exits": ("leaves_forward", QUICK, 2, "SystemExit: 0"),
+    "it leaves": ("leaves", (), 2, "made nothing"),
+    "the port leaves": ("leaves_port", QUICK, 2, "gave nothing"),
+    "the reference leaves": ("leaves_reference", QUICK, 2, "gave nothing"),
+    "looking it up raises": ("raising.py:make", (), 2, "KeyError: 'make'"),
+    "no signature": ("builtins:dict", ("--dtype", "float32"), 2, "got dict"),
+    "a pair of their own": ("own_without_fields", (), 2, "got Own: 'Own' object has no attribute"),
+    "uninitialized": ("lazy", QUICK, 2, "linear.weight and linear.bias uninitialized"),
+    "no optimizer": ("no_optimizer", ("--training",), 2, "optimizer: expected it to make a torch"),
     "another type": ("wrong_type", (), 2, "layout: expected a Layout, got str"),
     "another dtype": ("right", ("--dtype", "float16"), 2, "expected float16, got torch.float32"),
     "no such parameter": ("right", ("--parameters", "q.*"), 2, "nearest: linear.weight"),
@@ -123,6 +134,7 @@ REFUSED = {
         "--gradients: goes without --training\n--seed: goes without --training",
     ),
     "watched JSON": ("right", ("--watch", "--json"), 2, "--json: goes without --watch"),
+    "a report without a name": ("right", ("--report", ""), 2, "got an empty one"),
     "a report in a file": ("right", ("--report", "mine.py/x"), 2, "Not a directory"),
 }
 
@@ -142,6 +154,17 @@ def test_a_missing_torch_is_named_with_the_line_that_installs_it(monkeypatch):
     done = check("right")
     assert done.exit_code == 3
     assert "pip install 'torch>=2.10'" in done.stderr
+
+
+def test_keras_on_its_default_backend_is_told_the_variable(tmp_path, monkeypatch):
+    package = tmp_path / "apart" / "keras"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import tensorflow")
+    (package.parent / "mine.py").write_text("import keras")
+    monkeypatch.delitem(sys.modules, "keras", raising=False)
+    done = check("apart/mine.py:make")
+    assert done.exit_code == 3
+    assert "set KERAS_BACKEND=jax" in done.stderr
 
 
 def test_verify_names_the_command_where_it_has_no_model(tmp_path):
@@ -189,37 +212,38 @@ class Edits:
         if not self.edits:
             raise KeyboardInterrupt
         file, text = self.edits.pop(0)
+        second = file.stat().st_mtime_ns // 10**9 if file.exists() else 0
         file.write_text(text)
+        os.utime(file, ns=(0, second * 10**9 + len(self.edits)))  # in the second of the last save
 
 
-def test_a_file_and_what_it_imports_are_read_again_when_they_change(folder):
+def test_a_file_and_what_it_imports_are_read_again_when_they_change(folder, monkeypatch):
     mine, helper = folder / "mine.py", folder / "helper_of_mine.py"
     helper.write_text("number = 1\n")
     mine.write_text("def make():\n    import helper_of_mine\n    return helper_of_mine.number\n")
     edits = Edits(
-        (helper, "number = 22\n"),
+        (helper, "number = 2\n"),
         (helper, "number = broken\n"),
-        (helper, "number = 333\n"),
+        (helper, "number = 3\n"),
         (mine, "def make():\n    return 4\n"),
         (folder / "another.py", "pass\n"),
     )
 
     def made():
-        from jax_attn.parity.pair.errors import PairError
-        from jax_attn.parity.pair.read import called, function
-
         try:
             return called("mine.py:make", function("mine.py:make"))
         except PairError:
             return None
 
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # put back after the test
     seen = runs("mine.py:make", made, edits)
-    assert [next(seen) for _ in range(5)] == [1, 22, None, 333, 4]
+    assert [next(seen) for _ in range(5)] == [1, 2, None, 3, 4]
     with pytest.raises(KeyboardInterrupt):
         next(seen)
 
 
 def test_what_moved_since_the_last_run_is_said(folder, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     text = PAIRS.replace("1.125 * module(x)", "module(x)")
     monkeypatch.setattr("time.sleep", Edits((folder / "mine.py", text)))
     done = check("wrong", *QUICK, "--watch")
@@ -233,7 +257,7 @@ def test_what_moved_since_the_last_run_is_said(folder, monkeypatch):
 def test_equal_results_have_not_moved():
     from jax_attn import parity
 
-    pair = read_pair("mine.py:right")
+    pair = called("mine.py:right", function("mine.py:right"))
     options = pair.options | {"transforms": ("eager",)}
     one, other = (parity.check(pair.reference, pair.port, pair.inputs, **options) for _ in "ab")
     assert moved(one, other) == []

@@ -102,6 +102,51 @@ def leaves_forward():
     return replace(right(), reference_call=lambda module, x: sys.exit(0))
 
 
+class Leaving(BaseException):
+    pass  # as pytest's outcomes are: no Exception
+
+
+def leaves():
+    raise Leaving("made nothing")
+
+
+def leaves_port():
+    return replace(right(), port_call=leaving)
+
+
+def leaves_reference():
+    return replace(right(), reference_call=leaving)
+
+
+def leaving(module, x):
+    raise Leaving("gave nothing")
+
+
+class Own(parity.Pair):
+    def __init__(self, *given):
+        if given:
+            super().__init__(*given)
+
+
+def own():
+    pair = right()
+    return Own(pair.reference, pair.port, pair.inputs)
+
+
+def own_without_fields():
+    return Own()
+
+
+def lazy():
+    pair = right()
+    pair.reference.linear = torch.nn.LazyLinear(7)
+    return pair
+
+
+def no_optimizer():
+    return replace(training(), optimizer=lambda module: None)
+
+
 def wrong_type():
     return replace(right(), layout="a table")
 """

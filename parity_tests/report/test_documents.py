@@ -70,6 +70,11 @@ RESULTS = {
     "doubts": replace(
         PASS, doubts=(Finding("window", "hidden"), Finding("reference-errs", "it errs"))
     ),
+    "doubts by a golden reference": replace(
+        PASS,
+        doubts=(Finding("window", "hidden"), Finding("gradients-off", "not compared")),
+        notes=(StandingNote("golden-reference", "judged by it"),),
+    ),
     "nothing compared": replace(PASS, tensors=()),
 }
 NEXT = {
@@ -78,6 +83,7 @@ NEXT = {
     "FAIL explained": ["port"],
     "weights": ["weights"],
     "doubts": ["inputs", "reference"],
+    "doubts by a golden reference": ["inputs", "reference"],
     "nothing compared": [],
 }
 
@@ -91,6 +97,8 @@ def test_one_check_and_a_run_of_checks_are_what_the_schema_says(name):
     (case,) = run["cases"]
     assert case == {k: v for k, v in one.items() if k not in ("schema", "next", "environment")}
     assert [step["change"] for step in one["next"]] == NEXT[name]
+    if "golden" in name:
+        assert all(step["sentence"].startswith("capture again") for step in one["next"])
 
 
 DEPARTURES = {

@@ -48,6 +48,11 @@ REFUSED = {
         {"batches": [a_batch(), a_batch(input=np.ones((2, 5), np.float32))]},
         "batches[1]: expected one set of shapes",
     ),
+    "a target of another shape": (
+        {"batches": [a_batch(target=np.ones((2, 2), np.float32))]},
+        "['target']: expected shape",
+    ),
+    "no optimizer": ({"optimizer": id}, "optimizer: expected it to make a torch.optim optimizer"),
     "unknown loss": ({"loss": "hinge"}, "loss: expected one of cross_entropy, mse"),
     "half a loss": ({"loss": abs}, "loss: expected torch's and JAX's"),
     "no steps": ({"steps": 0}, "steps: expected a whole number above 0"),

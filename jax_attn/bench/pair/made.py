@@ -1,6 +1,5 @@
 """Make the pair that a user's function returns; every process of a run makes its own."""
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from jax_attn.bench.pair.pair import TimedPair
 from jax_attn.parity.checking.arguments import call_problems, type_problems
 from jax_attn.parity.pair.errors import PairError
 from jax_attn.parity.pair.pair import Pair, TrainingPair
-from jax_attn.parity.pair.read import called, function, pair_of
+from jax_attn.parity.pair.read import called, function, pair_of, takes
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.transfer.kinds.held import as_call, as_module
 
@@ -29,7 +28,7 @@ def made(named: str | TimedPair, lengths: tuple[int, ...] = ()) -> TimedPair:
     if Path(named).exists() and not named.endswith(".py"):
         return pair_of_checkpoint(Path(named), lengths)
     make = function(named)
-    if lengths and "length" not in inspect.signature(make).parameters:
+    if lengths and not takes(make, "length"):
         raise PairError(f"{named}: expected an argument `length`, which --lengths gives, got none")
     arguments: list[dict[str, int]] = [{"length": length} for length in lengths] or [{}]
     pairs = []

@@ -1,9 +1,9 @@
 """What `jax-attn check` is asked: it reads the user's file, checks its pair and explains."""
 
-import inspect
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, fields, replace
@@ -16,7 +16,7 @@ from jax_attn.cli.status import WrongInput, missing
 from jax_attn.environment import EXTRAS, install_line
 from jax_attn.parity.pair.errors import MissingModuleError, PairError, refusal
 from jax_attn.parity.pair.pair import Pair, TrainingPair
-from jax_attn.parity.pair.read import called, function, pair_of, port_of
+from jax_attn.parity.pair.read import called, function, pair_of, port_of, takes
 
 if TYPE_CHECKING:
     from jax_attn.parity.golden.golden import Golden
@@ -28,9 +28,9 @@ def refusals() -> Iterator[None]:
     """Turn an error of the user's code, or one that refuses arguments, into a PairError."""
     try:
         yield
-    except MemoryError:
+    except (KeyboardInterrupt, MemoryError):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # pytest's outcomes, for one, are no Exception
         if (refused := refusal(error)) is None:
             raise  # a mistake of this package
         raise refused from error
@@ -90,7 +90,7 @@ class Request:
             except KeyboardInterrupt as interrupted:
                 click.echo("the result is not explained", err=True)
                 return Judged(result, interrupted)
-            except Exception as error:  # whatever it is, the verdict stands
+            except BaseException as error:  # whatever it is, the verdict stands
                 why = f"{type(error).__name__}: {error}"
                 click.echo(f"the result is not explained: {why}", err=True)
                 return Judged(result)
@@ -113,9 +113,9 @@ class Request:
 
             jax.config.update("jax_enable_x64", True)  # before the port is built
         make = function(self.named)
-        takes_dtype = dtype and "dtype" in inspect.signature(make).parameters
+        takes_dtype = dtype and takes(make, "dtype")
         made = called(self.named, make, **({"dtype": dtype} if takes_dtype else {}))
-        pair = pair_of(self.named, made) if golden is None else port_of(made)
+        pair = pair_of(self.named, made) if golden is None else port_of(self.named, made)
         if self.training is not isinstance(pair, TrainingPair):
             kinds = "a Pair", "a TrainingPair"
             expected, got = reversed(kinds) if self.training else kinds
@@ -177,6 +177,11 @@ def problems_of_options(training: bool, given: Mapping[str, str]) -> list[str]:
 
 def leave_for_missing(error: MissingModuleError) -> NoReturn:
     """Exit because a file imports a package that is not installed."""
+    if error.name == "tensorflow" and _is_keras_own(error):
+        missing(
+            f"{error}\nKeras imports tensorflow, its default backend; set KERAS_BACKEND=jax before "
+            "keras is imported, in the environment or in the file"
+        )
     of_extras = {module: extra for extra, (module, _) in EXTRAS.items()}
     if extra := of_extras.get(error.name):
         missing(f"{error}\n{error.name} is not installed: {install_line(extra)}")
@@ -184,6 +189,13 @@ def leave_for_missing(error: MissingModuleError) -> NoReturn:
         f"{error}\nno module is named {error.name}: install the package that provides it or, if "
         "it is a file of yours, put it into the same folder"
     )
+
+
+def _is_keras_own(error: MissingModuleError) -> bool:
+    """Return whether it is Keras that imports the missing package."""
+    origin = error.__cause__
+    frames = traceback.extract_tb(None if origin is None else origin.__traceback__)
+    return bool(frames) and "keras" in Path(frames[-1].filename).parts
 
 
 def refuse(error: PairError | MemoryError) -> NoReturn:

@@ -61,6 +61,8 @@ def runs(
     `time.sleep`.
     """
     modules = UsersModules(named)
+    # A compiled file stands for any source of its size and its second, so for a later save, too.
+    sys.dont_write_bytecode = True
     while True:
         before = _stamps(modules.files(failed=True))
         modules.forget()

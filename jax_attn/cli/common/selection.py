@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,9 +36,25 @@ CONFIGURATIONS = click.option(
 SEED = click.option(
     "--seed", type=click.IntRange(min=0), default=0, help="The seed of calibration."
 )
+
+
+class FolderName(click.Path):
+    """The name of a folder to write into; an empty one, as of an unset variable, is refused."""
+
+    name = "directory"
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("expected the name of a directory, got an empty one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 REPORT = click.option(
     "--report",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FolderName(),
     help="Write the results into this directory.",
 )
 

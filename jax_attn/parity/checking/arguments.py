@@ -50,13 +50,15 @@ def expect_none(*parts: Problems) -> None:
 def reference_problems(
     reference: Any, dtype: Any, gradients: Any, seed: Any, reference_call: Any
 ) -> Problems:
-    """Return why a reference cannot be prepared with these arguments."""
+    """Return why a reference cannot be prepared with these arguments, whatever the port."""
     types = type_problems(reference=reference)
     if isinstance(reference, str | os.PathLike):
         types[0] += "; parity.load_golden reads a folder that Golden.save wrote"
     types += flag_problems({"gradients": gradients})
     types += call_problems({"reference_call": reference_call}) + seed_type_problems(seed)
-    return Problems(types, [] if types else seed_problems(seed) + dtype_problems(reference, dtype))
+    if types:
+        return Problems(types, [])
+    return Problems([], seed_problems(seed) + dtype_problems(reference, dtype))
 
 
 def fixed_problems(
@@ -97,7 +99,7 @@ def fixed_problems(
         for name, (its, got) in own_and_got.items()
         if is_other[name]
     ]
-    return Problems([], values + _x64_problems(golden.dtype))
+    return Problems([], values + x64_problems(golden.dtype))
 
 
 def _are_same(inputs: Any, golden: ReferenceSide) -> bool:
@@ -175,18 +177,30 @@ def seed_problems(seed: int) -> list[str]:
 
 
 def dtype_problems(reference: "torch.nn.Module", dtype: Any) -> list[str]:
-    """Return why `dtype` cannot be checked: unknown, narrowed by JAX, or not the reference's."""
+    """Return why `dtype` cannot be prepared: unknown, or not the reference's."""
     if not isinstance(dtype, str) or dtype not in DTYPES:  # np.dtype("float32") equals its name
         return [f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}"]
-    problems = [
+    if uninitialized := _uninitialized(reference):
+        return [
+            f"reference: expected a module with all its tensors, got {joined(uninitialized)} "
+            "uninitialized; call the module once"
+        ]
+    return [
         f"reference parameter {name!r}: expected {dtype}, got {p.dtype}; convert the module first"
         for name, p in reference.named_parameters()
         if p.is_floating_point() and describe(p).dtype != dtype
     ]
-    return _x64_problems(dtype) + problems
 
 
-def _x64_problems(dtype: str) -> list[str]:
+def _uninitialized(reference: "torch.nn.Module") -> list[str]:
+    """Return the names of the tensors of torch's lazy layers that have no shape yet."""
+    is_lazy = sys.modules["torch"].nn.parameter.is_lazy
+    tensors = (*reference.named_parameters(), *reference.named_buffers())
+    return [name for name, tensor in tensors if is_lazy(tensor)]
+
+
+def x64_problems(dtype: Any) -> list[str]:
+    """Return why ports in `dtype` cannot be judged: JAX narrows it."""
     if dtype != "float64" or x64_is_on():
         return []
     return [

@@ -1,14 +1,16 @@
 """Failures of a port that differs from its reference only by a convention."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.compare import BESIDE, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import Run
+from jax_attn.parity.run.inputs_and_runs import Arrays, Run
 from jax_attn.parity.run.port import Port, full_precision
+from jax_attn.transfer.arrays import same_bits
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,32 @@ class Convention:
     """Another convention than the reference's, of no bug's kind.
 
     kind: the kind of the finding. sentence: what it gives, and where. run: the reference's run by
-    this convention.
+    this convention, without the tensors that equal the oracle's.
     """
 
     kind: str
     sentence: str
     run: Run
+
+    @classmethod
+    def of(cls, kind: str, sentence: str, run: Run, exact: Run) -> Self:
+        """Take what a run by this convention has apart from the oracle's run, bit for bit."""
+        outputs, of_inputs, of_parameters = (
+            {k: a for k, a in ours.items() if k not in theirs or not same_bits(a, theirs[k])}
+            for ours, theirs in zip(_parts(run), _parts(exact), strict=True)
+        )
+        return cls(kind, sentence, Run(outputs, of_inputs, of_parameters))
+
+    def whole(self, exact: Run) -> Run:
+        """Return the run by this convention with the tensors that equal the oracle's."""
+        outputs, of_inputs, of_parameters = (
+            {**theirs, **ours} for ours, theirs in zip(_parts(self.run), _parts(exact), strict=True)
+        )
+        return Run(outputs, of_inputs, of_parameters)
+
+
+def _parts(run: Run) -> tuple[Arrays, Arrays, Arrays]:
+    return run.outputs, run.input_grads, run.parameter_grads
 
 
 _OF_RUNS = ("output", "gradient of input", "gradient of parameter")
@@ -45,7 +67,8 @@ def with_convention(
     grads = to_torch(run.parameter_grads) if to_torch else {}
     run = replace(run, parameter_grads=grads)
     for other in conventions:
-        if all(_agrees(prepared, run, other.run, r.kind, r.name) for r in failed):
+        whole = other.whole(prepared.exact)
+        if all(_agrees(prepared, run, whole, r.kind, r.name) for r in failed):
             sentence = (
                 "the tensors that fail differ only by a convention, since the reference has the "
                 f"port's with {other.sentence}"

@@ -14,12 +14,14 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_attn.parity.checking.arguments import (
+    Problems,
     expect_none,
     fixed_problems,
     gradient_problems,
     narrowed_problems,
     port_problems,
     reference_problems,
+    x64_problems,
 )
 from jax_attn.parity.checking.by_convention import with_convention
 from jax_attn.parity.checking.judging import judge_port
@@ -144,7 +146,8 @@ def check(
         dtype, seed = "float32" if dtype is None else dtype, 0 if seed is None else seed
         gradients = True if gradients is None else gradients
         of_reference = reference_problems(reference, dtype, gradients, seed, reference_call)
-        expect_none(of_reference, of_port)
+        of_jax = Problems([], x64_problems(dtype))
+        expect_none(of_reference, of_jax, of_port)
         given = Inputs.of(inputs, float_dtype(dtype))
 
         from jax_attn.parity.checking.preparing import prepare_module  # needs torch

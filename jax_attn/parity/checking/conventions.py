@@ -170,7 +170,7 @@ def _others(prepared: Prepared, met: _Met) -> Iterator[Convention]:
     for names in sets:
         if (run := _by_jax(prepared, names)) is not None:
             where = "; ".join(at_kinks[name] for name in names)
-            yield Convention("kink", f"other derivatives: {where}", run)
+            yield Convention.of("kink", f"other derivatives: {where}", run, prepared.exact)
     for name, weight in _EMPTY.items() if met.empty else ():
         planted = _in_empty_rows(weight)
         run = run_planted(prepared.reference, planted, prepared.cotangents)
@@ -180,7 +180,7 @@ def _others(prepared: Prepared, met: _Met) -> Iterator[Convention]:
                 "mask that leaves each query a key, or outputs without these queries, show the "
                 "rest alone"
             )
-            yield Convention("empty-rows", sentence, run)
+            yield Convention.of("empty-rows", sentence, run, prepared.exact)
 
 
 def _lines(name: str, met: _Met) -> Iterator[str]:

@@ -2,13 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jax_attn.transfer import as_numpy
-from jax_attn.transfer.arrays import LazyMapping, Spec, chunks, describe
+from jax_attn.transfer import Problem, TransferError, as_numpy
+from jax_attn.transfer.arrays import LazyMapping, Spec, chunks, describe, why_unreadable
 
 
 class Digest(NamedTuple):
@@ -33,29 +33,39 @@ class Digests(LazyMapping[Digest]):
 
     A transfer table reads shapes and dtypes by `describe`, and by `mapped` whether two tensors are
     equal.
+
+    Attributes:
+      digests: name -> digest.
+      unreadable: name -> why the value has no digest, such as the extra state of a module. Reading
+        it raises TransferError, as reading the value itself does.
     """
 
     digests: Mapping[str, Digest]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__init__(self.digests)
+        super().__init__((*self.digests, *self.unreadable))
 
     @classmethod
     def of(cls, tensors: Mapping[str, Any]) -> Self:
         """Read tensors of any framework, one at a time."""
-        return cls({name: Digest.of(as_numpy(x, name)) for name, x in tensors.items()})
+        whys = {name: why for name, x in tensors.items() if (why := why_unreadable(x))}
+        readable = {name: x for name, x in tensors.items() if name not in whys}
+        return cls({name: Digest.of(as_numpy(x, name)) for name, x in readable.items()}, whys)
 
     def __getitem__(self, name: str) -> Digest:
+        if why := self.unreadable.get(name):
+            raise TransferError(f"reading {name!r}", [Problem("unreadable", name, why)])
         return self.digests[name]
 
     def describe(self, name: str) -> Spec:
         """Return the shape and dtype of a tensor."""
-        digest = self.digests[name]
+        digest = self[name]
         return Spec(digest.shape, digest.dtype)
 
     def mapped(self, name: str) -> np.ndarray:
         """Return bytes that are equal for equal tensors: the digest's."""
-        return np.frombuffer(repr(self.digests[name]).encode(), np.uint8)
+        return np.frombuffer(repr(self[name]).encode(), np.uint8)
 
 
 def difference(want: Any, got: np.ndarray) -> str:

@@ -33,12 +33,13 @@ class TreeEncoder:
     def __init__(self, types: Types) -> None:
         self.arrays: dict[str, np.ndarray] = {}
         self._names = {kind: name for name, kind in types.items()}
-        self._by_id: dict[int, str] = {}
+        self._by_id: dict[int, tuple[str, np.ndarray]] = {}
 
     def encode(self, value: Any, path: str = "") -> Any:
         """Return `value` as data for JSON. path: the name of its place, for its arrays."""
         if isinstance(value, np.ndarray):
-            return {_TYPE: "array", "name": self._name(value, path)}
+            kind = "complex" if value.dtype.kind == "c" else "array"
+            return {_TYPE: kind, "name": self._name(value, path)}
         if isinstance(value, Finding):
             return {_TYPE: type(value).__name__, "kind": value.kind, "sentence": str(value)}
         if value is None or isinstance(value, bool | int | str):
@@ -61,13 +62,23 @@ class TreeEncoder:
 
     def _name(self, array: np.ndarray, path: str) -> str:
         if id(array) in self._by_id:
-            return self._by_id[id(array)]
+            return self._by_id[id(array)][0]
         name = path.lstrip("/")
         while name in self.arrays:
             name += "'"
-        self.arrays[name] = array  # held, so that its id is not given to another
-        self._by_id[id(array)] = name
+        self.arrays[name] = _in_pairs(array) if array.dtype.kind == "c" else array
+        self._by_id[id(array)] = name, array  # held, so that its id is not given to another
         return name
+
+
+def _in_pairs(array: np.ndarray) -> np.ndarray:
+    """Return a complex array (…) as real and imaginary parts (…, 2): files hold no complex ones."""
+    return np.ascontiguousarray(array)[..., None].view(array.real.dtype).reshape(*array.shape, 2)
+
+
+def _of_pairs(pairs: np.ndarray) -> np.ndarray:
+    """Return the complex array (…) of real and imaginary parts (…, 2)."""
+    return np.ascontiguousarray(pairs).view(f"c{2 * pairs.itemsize}")[..., 0]
 
 
 def decode(data: Any, arrays: Mapping[str, np.ndarray], types: Types) -> Any:
@@ -88,6 +99,8 @@ def decode(data: Any, arrays: Mapping[str, np.ndarray], types: Types) -> Any:
     kind = fields.pop(_TYPE)
     if kind == "array":
         return arrays[fields["name"]]
+    if kind == "complex":
+        return _of_pairs(arrays[fields["name"]])
     if kind == "float":
         return float(fields["text"])
     if kind == "set":

@@ -8,6 +8,8 @@ The digest is the SHA-256 of the rest of golden.json, and so of every number and
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -76,10 +78,11 @@ def read(folder: Path, expect_digest: str | None) -> FolderContents:
 
     Raises ValueError, which says all that is wrong with the folder.
     """
-    absent = [name for name in (_DATA, _ARRAYS) if not (folder / name).is_file()]
-    if absent:
-        got = f"no {joined(absent)}" if folder.is_dir() else "no such folder"
-        raise ValueError(f"{folder}: expected {_DATA} and {_ARRAYS}, got {got}; {_AGAIN}")
+    wanted = None if expect_digest is None else as_digest(expect_digest)
+    if got := _why_no_folder(folder):
+        raise ValueError(
+            f"{folder}: expected a folder with {_DATA} and {_ARRAYS}, got {got}; {_AGAIN}"
+        )
     try:
         document = read_json(folder / _DATA)
         version, digest = document["format"], document.pop("digest")
@@ -87,7 +90,7 @@ def read(folder: Path, expect_digest: str | None) -> FolderContents:
             raise TypeError(f"format {version!r}, digest {digest!r}")
         listed = document["arrays"] if version <= FORMAT else {}
         digests = {name: Digest(tuple(shape), *rest) for name, (shape, *rest) in listed.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         text = f"expected a golden reference, got {error!r}"
         raise ValueError(f"{folder / _DATA}: {text}; {_AGAIN}") from error
     if version > FORMAT:
@@ -97,9 +100,9 @@ def read(folder: Path, expect_digest: str | None) -> FolderContents:
         )
     if digest != _digest(document):
         raise ValueError(f"{folder / _DATA}: was changed after it was written; {_AGAIN}")
-    if expect_digest is not None and digest != expect_digest:
+    if wanted not in (None, digest):
         raise ValueError(
-            f"{folder}: expected the golden reference with digest {expect_digest}, got {digest}: "
+            f"{folder}: expected the golden reference with digest {wanted}, got {digest}: "
             "it was captured again, or of another reference, inputs or options"
         )
     try:
@@ -110,6 +113,31 @@ def read(folder: Path, expect_digest: str | None) -> FolderContents:
     if problems := list(_unlike(arrays, digests)):
         raise ValueError(f"{folder / _ARRAYS}: {'; '.join(problems)}; {_AGAIN}")
     return FolderContents(document, arrays)
+
+
+def as_digest(text: str) -> str:
+    """Return a digest as it is written, in lower case. Raises ValueError if it is none."""
+    digest = str(text).strip().lower()
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise ValueError(
+            f"expect_digest: expected 64 hexadecimal digits, as jax-attn capture prints them, got "
+            f"{text!r}"
+        )
+    return digest
+
+
+def _why_no_folder(folder: Path) -> str:
+    """Return what is there instead of a folder with both files; "" if they are there."""
+    try:
+        os.listdir(folder)
+    except FileNotFoundError:
+        return "no such folder"
+    except NotADirectoryError:
+        return "a file"
+    except (OSError, ValueError) as error:
+        return f"{error}"
+    absent = [name for name in (_DATA, _ARRAYS) if not os.path.isfile(folder / name)]
+    return f"no {joined(absent)}" if absent else ""
 
 
 def _unlike(arrays: Mapping[str, np.ndarray], digests: Mapping[str, Digest]) -> Iterator[str]:

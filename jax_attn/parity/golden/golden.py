@@ -3,6 +3,7 @@
 `prepare` makes one where torch is; it can be saved, and loaded where torch is not.
 """
 
+import copy
 import os
 import sys
 from collections.abc import Mapping
@@ -69,6 +70,17 @@ class Golden(ReferenceSide):
 
     precision, declared_nan = None, MappingProxyType({})
 
+    def __post_init__(self) -> None:
+        if self.again is not None:
+            again = copy.copy(self.again)
+            vars(again)["_whole"] = self
+            vars(self)["again"] = again
+
+    @cached_property
+    def _whole(self) -> Self:
+        """The one whose `again` this is, else this one; only its digest is a folder's."""
+        return self
+
     def __repr__(self) -> str:
         return f"<Golden: {self.dtype}, {self.size:,} bytes, digest {self.digest}>"
 
@@ -100,7 +112,7 @@ class Golden(ReferenceSide):
 
     def answer(self, question: str) -> Any:
         if question not in self.answers:
-            raise NotAskedError(f"the golden reference {self.digest[:12]}")
+            raise NotAskedError(f"the golden reference {self._whole.digest[:12]}")
         return self.answers[question]
 
     @property
@@ -135,7 +147,8 @@ class Golden(ReferenceSide):
         """Write the reference to a new folder: whole, or not at all.
 
         stderr shows the size before it is written, and then the digest. With gradients, it takes 16
-        to 20 bytes for each parameter.
+        to 20 bytes for each parameter, and 8 more for each convention on which its gradient
+        depends, such as the derivative of ReLU at 0.
 
         Args:
           folder: the name of the folder. It must not exist.
@@ -163,7 +176,12 @@ class Golden(ReferenceSide):
 
 def _asked() -> bool:
     """Ask on the terminal; return False if there is none."""
-    return sys.stdin.isatty() and click.confirm("write them?", err=True)
+    try:
+        return sys.stdin.isatty() and click.confirm("write them?", err=True)
+    except click.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error  # click makes one of Ctrl-C, too
+        return False  # the end of the terminal's input
 
 
 _OF_A_PART = (
@@ -191,15 +209,16 @@ def load_golden(folder: str | os.PathLike[str], *, expect_digest: str | None = N
 
     Args:
       folder: the folder.
-      expect_digest: the digest that `save` returned. Any other reference is refused, so that nobody
-        captures one anew until a port passes.
+      expect_digest: the digest that `save` returned, 64 hexadecimal digits in either case. Any
+        other reference is refused, so that nobody captures one anew until a port passes.
 
     Returns:
       The `Golden`, equal bit for bit to the one that was saved.
 
     Raises:
-      ValueError: the folder is missing, incomplete, truncated or changed, has another digest, or
-        was written in a newer format. The message says which, and what to do.
+      ValueError: the folder is missing, unreadable, incomplete, truncated or changed, has another
+        digest, or was written in a newer format; or `expect_digest` is none. The message says
+        which, and what to do.
     """
     contents = read(Path(folder), expect_digest)
     try:

@@ -2,8 +2,10 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -14,18 +16,18 @@ from jax_attn.parity.pair.pair import Pair, TrainingPair
 EXPECTED = "expected (reference, port, inputs), a parity.Pair or a parity.TrainingPair"
 
 
-def read_pair(named: str) -> Pair | TrainingPair:
-    """Return the pair that a user's function makes. Raises PairError."""
-    return pair_of(named, called(named, function(named)))
-
-
 def function(named: str) -> Callable[..., Any]:
     """Import the function that `FILE.py:NAME` or `package.module:NAME` names. Raises PairError."""
     place, colon, name = named.rpartition(":")
     if not (place and colon and name):
         raise PairError(f"expected FILE.py:FUNCTION or package.module:FUNCTION, got {named!r}")
     module = _imported(place)
-    make = getattr(module, name, None)
+    try:
+        make = getattr(module, name, None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a module may have a `__getattr__` of its own
+        raise _told(f"{place}: looking up {name!r} raises", error) from error
     if not callable(make):
         own = [
             key
@@ -36,18 +38,28 @@ def function(named: str) -> Callable[..., Any]:
     return make
 
 
+def takes(make: Callable[..., Any], argument: str) -> bool:
+    """Return whether a function has an argument of this name; False if it does not tell."""
+    try:
+        return argument in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # some built-in types have no signature
+        return False
+
+
 def called(named: str, make: Callable[..., Any], **arguments: Any) -> Any:
     """Return what the function returns. Raises PairError, with the user's lines, if it raises."""
     try:
         return make(**arguments)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # pytest's outcomes, for one, are no Exception
         raise _told(f"{named} raises", error) from error
 
 
 def pair_of(named: str, result: Any) -> Pair | TrainingPair:
     """Convert what a function returned to a pair. Raises PairError."""
     if isinstance(result, Pair | TrainingPair):
-        return result
+        return _plain(named, result)
     if isinstance(result, tuple) and len(result) == 3:
         return Pair(*result)
     if not isinstance(result, tuple):
@@ -56,12 +68,22 @@ def pair_of(named: str, result: Any) -> Pair | TrainingPair:
     raise PairError(f"{named}: {EXPECTED}, got {len(result)} values{more}")
 
 
-def port_of(result: Any) -> Pair:
+def _plain(named: str, pair: Pair | TrainingPair) -> Pair | TrainingPair:
+    """Return a pair of a subclass of the user's as one of ours, so that it can be copied."""
+    kind = Pair if isinstance(pair, Pair) else TrainingPair
+    try:
+        return kind(**{f.name: getattr(pair, f.name) for f in fields(kind)})
+    except Exception as error:
+        raise PairError(f"{named}: {EXPECTED}, got {type(pair).__name__}: {error}") from error
+
+
+def port_of(named: str, result: Any) -> Pair | TrainingPair:
     """Convert what a function returned to a pair of which only the port's side is read."""
     if isinstance(result, tuple) and len(result) == 3:
         return Pair(*result)
     nothing: Any = None
-    return result if isinstance(result, Pair) else Pair(nothing, result, nothing)
+    is_pair = isinstance(result, Pair | TrainingPair)
+    return _plain(named, result) if is_pair else Pair(nothing, result, nothing)
 
 
 def _imported(place: str) -> ModuleType:

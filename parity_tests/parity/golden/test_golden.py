@@ -1,5 +1,6 @@
 """Golden references: judged as by the reference itself, and every wrong use or folder named."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ import jax_attn.parity.golden.folder as folders
 import jax_attn.parity.golden.golden as goldens
 from helpers.parity.small_pairs import PAIRS, Pair
 from jax_attn.parity import Verdict, check, load_golden, prepare
+from jax_attn.parity.checking.reference_side import NotAskedError
 from jax_attn.parity.golden.codec import TreeEncoder, decode
 from jax_attn.parity.golden.folder import FolderContents
 from jax_attn.transfer import LINEAR, TransferError, load
@@ -194,6 +196,49 @@ def test_an_explanation_is_asked_for_where_the_reference_is(golden):
         result.explain()
 
 
+class Extra(torch.nn.Linear):
+    """Has a state that is no tensor, and complex weights."""
+
+    def __init__(self):
+        super().__init__(IN, OUT)
+        self.turn = torch.nn.Parameter(torch.ones(OUT, dtype=torch.complex64))
+
+    def forward(self, x):
+        return super().forward(x) * self.turn.real
+
+    def get_extra_state(self):
+        return {"version": 1}
+
+
+def test_complex_weights_and_a_state_that_is_no_tensor(linear, tmp_path):
+    _, port, inputs, layout = linear
+    reference = Extra()
+    load(port := Up(), {k: reference.state_dict()[k] for k in ("weight", "bias")}, layout)
+    prepare(reference, inputs).save(tmp_path / "golden")
+    loaded = load_golden(tmp_path / "golden")
+    options = {"transforms": ("eager",)}
+    wanted = check(reference, port, inputs, **options)
+    assert seen(check(loaded, port, **options)) == seen(wanted)
+    for args in ((reference, port, inputs), (loaded, port)):
+        with pytest.raises(TransferError, match=r"_extra_state.*got dict"):
+            check(*args, layout=layout, **options)
+
+
+def test_float64_is_prepared_without_the_mode_that_ports_need(linear):
+    reference, port, inputs, _ = linear
+    golden = prepare(copy.deepcopy(reference).double(), inputs, dtype="float64")
+    assert golden.exact.outputs["output"].dtype == np.float64
+    with pytest.raises(ValueError, match="x64"):
+        check(golden, port)
+
+
+def test_what_an_older_version_did_not_ask_is_told_by_the_folders_digest(linear):
+    reference, _, inputs, _ = linear
+    golden = prepare(copy.deepcopy(reference).bfloat16(), inputs, dtype="bfloat16")
+    with pytest.raises(NotAskedError, match=golden.digest[:12]):
+        golden.again.answer("another question")
+
+
 @pytest.mark.parametrize("argument", ["reference", "inputs", "dtype", "gradients", "seed"])
 def test_prepare_names_wrong_arguments(linear, argument):
     reference, _, inputs, _ = linear
@@ -252,6 +297,7 @@ DAMAGE = {
     "edited arrays": (ARRAYS, _edited, "were changed after they were written"),
     "another digest": (DATA, _with(digest="0" * 64), "golden.json: was changed"),
     "no JSON": (DATA, lambda path: path.write_text("x"), "golden.json: expected a golden"),
+    "data in a folder": (DATA, lambda path: (path.unlink(), path.mkdir()), "got no golden.json"),
     "a newer format": (DATA, _with(format=2), "expected format 1 or older, got 2"),
 }
 
@@ -270,6 +316,14 @@ def test_a_folder_that_is_missing_or_another_is_refused(folder, golden, tmp_path
         load_golden(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=f"with digest {'0' * 64}, got {golden.digest}"):
         load_golden(folder, expect_digest="0" * 64)
+    for same in (golden.digest.upper(), f" {golden.digest}\n"):
+        assert load_golden(folder, expect_digest=same).digest == golden.digest
+    for none in ("", golden.digest[:12], f"sha256:{golden.digest}"):
+        with pytest.raises(ValueError, match="expect_digest: expected 64 hexadecimal digits"):
+            load_golden(folder, expect_digest=none)
+    for name, what in {DATA: "a file", "n" * 300: "File name too long"}.items():
+        with pytest.raises(ValueError, match=f"expected a folder with .*, got .*{what}"):
+            load_golden(folder / name)
     replace(golden, seed=1).save(tmp_path / "other")
     shutil.copy(tmp_path / "other" / DATA, folder / DATA)
     with pytest.raises(ValueError, match="with digest"):
@@ -308,6 +362,54 @@ def test_a_parameter_takes_as_many_bytes_as_is_said(dtype, bytes_each):
     assert bytes_each < size / (rows * width) < bytes_each + 2.5
 
 
+def _raising(error):
+    def asked(*args, **kwargs):
+        raise error
+
+    return asked
+
+
+def test_the_end_of_the_input_is_no_yes_and_ctrl_c_is_none(golden, tmp_path, monkeypatch):
+    monkeypatch.setattr(goldens, "LARGE", 100)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    prompt = "click.termui.visible_prompt_func"
+    monkeypatch.setattr(prompt, _raising(EOFError()))
+    with pytest.raises(ValueError, match="expected a yes"):
+        golden.save(tmp_path / "golden")
+    monkeypatch.setattr(prompt, _raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        golden.save(tmp_path / "golden")
+
+
+def test_data_that_cannot_be_read_are_told(folder, monkeypatch):
+    monkeypatch.setattr(folders, "read_json", _raising(PermissionError(13, "Permission denied")))
+    with pytest.raises(ValueError, match=r"golden\.json: .*Permission denied"):
+        load_golden(folder)
+
+
+class Rectified(torch.nn.Module):
+    """Its gradients at 0 are a convention, on which those of `last` do not depend."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(IN, OUT), torch.nn.Linear(OUT, IN)
+        torch.nn.init.zeros_(self.first.weight)
+        torch.nn.init.zeros_(self.first.bias)
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def test_a_convention_takes_only_the_gradients_that_depend_on_it(linear):
+    _, _, inputs, _ = linear
+    golden = prepare(Rectified(), inputs)
+    (convention,) = golden.answers["conventions"]
+    assert {*convention.run.parameter_grads} == {"first.weight", "first.bias"}
+    assert not convention.run.outputs
+    whole = convention.whole(golden.exact)
+    assert whole.parameter_grads.keys() == golden.exact.parameter_grads.keys()
+
+
 class Other:
     pass
 
@@ -324,6 +426,14 @@ def test_only_known_types_are_written_or_made(golden):
 
 def test_what_is_written_is_read_back():
     values = (None, True, 3, 0.1, -np.inf, "a", frozenset("ab"), {"$": ("x", {})}, np.arange(3))
+    for dtype in ("complex64", "complex128"):
+        for shape in ((), (0, 3), (2, 3)):
+            array = np.full(shape, complex(-0.0, np.nan), dtype)
+            (pairs := TreeEncoder({})).encode(array, "a")
+            assert pairs.arrays["a"].dtype.kind == "f"
+            back = decode(pairs.encode(array), pairs.arrays, {})
+            assert (back.dtype, back.shape) == (array.dtype, shape)
+            assert back.tobytes() == array.tobytes()
     encoder = TreeEncoder({})
     data = json.loads(json.dumps(encoder.encode(values), allow_nan=False))
     *others, array = decode(data, encoder.arrays, {})

@@ -10,7 +10,7 @@ import torch
 
 from jax_attn import parity
 from jax_attn.parity.pair.errors import MissingModuleError, PairError, told
-from jax_attn.parity.pair.read import function, read_pair
+from jax_attn.parity.pair.read import called, function, pair_of
 
 FILE = """
 import numpy as np
@@ -79,6 +79,10 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
+
+
+def read_pair(named):
+    return pair_of(named, called(named, function(named)))
 
 
 SAME = {

@@ -84,7 +84,9 @@ def compare_weights(
     to_torch = _under_own_names(reference, layout)
     try:
         ported = to_torch(arrays)
-        differentiated = to_torch({path: arrays[path] for path in arrays.keys() - paired})
+        differentiated: Arrays = {}
+        if ported.keys() & reference.buffers:
+            differentiated = to_torch({path: arrays[path] for path in arrays.keys() - paired})
     except TransferError as error:
         # A table that does not fit is already a failure, and cannot pair gradients. The problems of
         # a load name the row or the prefix that would fit.

@@ -40,7 +40,11 @@ class Golden(ReferenceSide):
     found. It holds no weights, only their names, shapes and digests.
 
     Attributes:
-      dtype, gradients, seed, inputs, parameters: the arguments of `prepare`.
+      dtype: the dtype of both modules.
+      gradients: whether gradients are compared.
+      seed: the seed of the cotangents.
+      inputs: the inputs of both sides.
+      parameters: the names of the parameters whose gradients are compared; None stands for all.
       captured: the versions of the packages that it was prepared with, by name.
     """
 

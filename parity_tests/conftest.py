@@ -18,8 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 HERE = Path(__file__).parent
 
-# Files that import these are skipped by name where torch is not installed, and nowhere else.
-TORCH = ("torch", "transformers")
+# Files that import these are skipped by name where torch is not installed, and nowhere else: the
+# references, and what checks them beside it.
+TORCH = ("torch", "transformers", "equinox", "keras")
 TORCH_IS_ABSENT = importlib.util.find_spec("torch") is None
 
 

@@ -148,11 +148,18 @@ class Port:
         _, params, floats, _ = self.bind()
         return flatten(params) | {f"input {name}": a for name, a in floats.items()}
 
-    def on_mesh(self) -> contextlib.AbstractContextManager[Any]:
-        """Set the placement's mesh, if there is one, as JAX's current mesh."""
-        if self.placement is None:
-            return contextlib.nullcontext()
-        return jax.set_mesh(self.placement.mesh)
+    @contextlib.contextmanager
+    def on_mesh(self) -> Iterator[None]:
+        """Set the placement's mesh, if there is one, as JAX's current mesh.
+
+        Programs are compiled inside even under jax_disable_jit, since that is what is checked.
+        """
+        with contextlib.ExitStack() as stack:
+            if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # made dynamically
+                stack.enter_context(jax.disable_jit(False))
+            if self.placement is not None:
+                stack.enter_context(jax.set_mesh(self.placement.mesh))
+            yield
 
     def called(self, dtype: str, cotangents: Arrays) -> tuple[Forward, Arguments, Tree]:
         """Return (forward, its arguments, the cotangents); no cotangents if the shapes do not fit.

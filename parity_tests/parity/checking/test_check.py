@@ -159,6 +159,11 @@ def test_an_output_of_another_shape_fails_and_says_so(x):
     assert sentences(result, "other-shape") == [f"{name} {shapes}" for name in TRANSFORMS]
 
 
+def test_a_check_compiles_even_under_jax_disable_jit(x):
+    with jax.disable_jit():
+        assert check(*pair(), (x,), layout=LAYOUT, transforms=("jit",)).verdict is Verdict.PASS
+
+
 def test_what_a_check_needs_more_than_once_is_computed_once(monkeypatch, x):
     passes = []
 

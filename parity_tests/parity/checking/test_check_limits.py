@@ -176,8 +176,8 @@ BAD = {
             r, p, (x,), gradients="no", strict="yes", seed="a", reference_call=3, port_call=x
         ),
         TypeError,
-        r"(?s)gradients: expected True or False, got 'no'.reference_call: expected a function .*got "
-        r"3.seed: expected an integer of 0 or more, got 'a'.strict: expected .*'yes'.port_call: ",
+        r"(?s)gradients: expected True or False, got 'no'.reference_call: expected a function .* 3."
+        r"seed: expected an integer of 0 or more, got 'a'.strict: expected .*'yes'.port_call: ",
     ),
     "a seed below zero": (
         lambda r, p, x: check(r, p, (x,), seed=-1),

@@ -1,7 +1,7 @@
 """`jax-attn capture`: a reference prepared and written, to judge ports where there is no torch."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.core import ParameterSource
@@ -62,4 +62,4 @@ def _captured(pair: Any, out: Path, yes: bool) -> str:
     with refusals():
         options = {name: x for name in names if (x := pair.options[name]) is not None}
         expect_new(out)
-        return prepare(pair.reference, pair.inputs, **options).save(out, yes=yes)
+        return prepare(pair.reference, cast(Any, pair.inputs), **options).save(out, yes=yes)

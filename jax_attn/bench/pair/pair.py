@@ -10,7 +10,7 @@ import torch
 from flax import nnx
 
 from jax_attn.bench.workload import CACHED, FORWARD, PAIR_MODES, STEP
-from jax_attn.parity.pair.pair import Inputs, Pair
+from jax_attn.parity.pair.pair import Given, Pair
 from jax_attn.transfer import flatten
 
 RATE, DECAY = 1e-3, 1e-2
@@ -32,12 +32,13 @@ class Cached(NamedTuple):
 class TimedPair(Pair):
     """A pair as the bench times it; `parity.check` runs it with the arguments of the `Pair`.
 
-    by_length: length -> inputs, if several lengths are measured. cached: functions of the reference
-    and of the port, if they have a cache. own_check: a check of the pair's own, which returns a
-    `Result`; by default `parity.check` runs on the inputs.
+    inputs: those of one call. by_length: length -> inputs, if several lengths are measured. cached:
+    functions of the reference and of the port, if they have a cache. own_check: a check of the
+    pair's own, which returns a `Result`; by default `parity.check` runs on the inputs.
     """
 
-    by_length: Mapping[int, Inputs] = field(default_factory=dict, kw_only=True)
+    inputs: Given
+    by_length: Mapping[int, Given] = field(default_factory=dict, kw_only=True)
     cached: tuple[Cached, Cached] | None = field(default=None, kw_only=True)
     own_check: Callable[[], Any] | None = field(default=None, kw_only=True)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
@@ -29,6 +28,7 @@ from jax_attn.parity.checking.on_mesh import replicated, told
 from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
 from jax_attn.parity.checking.reference_errors import without_reference_errors
 from jax_attn.parity.checking.reference_side import ReferenceSide
+from jax_attn.parity.checking.several_inputs import Given, each_of, joined
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
@@ -42,18 +42,14 @@ from jax_attn.transfer.kinds.held import as_call, as_module
 if TYPE_CHECKING:
     import torch
 
-    from jax_attn.parity.checking.prepared import Prepared
     from jax_attn.parity.explaining.explanation import Explanation
     from jax_attn.parity.run.reference import Reference
-
-Given = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
-"""NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict)."""
 
 
 def check(
     reference: "torch.nn.Module | ReferenceSide",
     port: Any,
-    inputs: Given | None = None,
+    inputs: Given | list[Given] | None = None,
     *,
     layout: Layout | None = None,
     reference_call: Callable[..., Any] | None = None,
@@ -90,7 +86,9 @@ def check(
         JAX backend, or `parity.function(apply, parameters)`. The check loads no weights, since that
         would hide a bad transfer.
       inputs: NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict).
-        Floating-point arrays are rounded to `dtype`.
+        Floating-point arrays are rounded to `dtype`. A list of such inputs, for example of an odd
+        and an even size, is checked one by one; the result holds all of them, and notes only those
+        branches of the reference that act on none.
       layout: the transfer table between the two modules. With it, the weights are compared first,
         bit for bit, and the gradients of the parameters are paired by it. Without it, a note says
         that neither was compared.
@@ -135,46 +133,62 @@ def check(
         reports an error that one side raises on its inputs; that error is its `__cause__`.
     """
     of_port = port_problems(port, layout, transforms, strict, port_call, (mesh, specs))
-    golden: ReferenceSide | None = None
-    prepare: Callable[[], Prepared] | None = None
+    prepares: list[Callable[[], ReferenceSide]] = []
     if isinstance(reference, ReferenceSide):
-        golden = reference
-        asked = (inputs, dtype, gradients, seed, reference_call, parameters)
+        golden, asked = reference, (inputs, dtype, gradients, seed, reference_call, parameters)
         expect_none(fixed_problems(golden, *asked), of_port)
-        given = golden.inputs
+        every = [golden.inputs]
+        prepares.append(lambda: golden)
     else:
         dtype, seed = "float32" if dtype is None else dtype, 0 if seed is None else seed
         gradients = True if gradients is None else gradients
         of_reference = reference_problems(reference, dtype, gradients, seed, reference_call)
         of_jax = Problems([], x64_problems(dtype))
         expect_none(of_reference, of_jax, of_port)
-        given = Inputs.of(inputs, float_dtype(dtype))
+        every = each_of(inputs, float_dtype(dtype))
 
         from jax_attn.parity.checking.preparing import prepare_module  # needs torch
 
-        prepare = partial(
-            prepare_module, reference, given, reference_call, dtype, gradients, seed, parameters
-        )
-    port, port_call = as_module(port), as_call(port, port_call)
-    placement = _placed(port, given, mesh, specs)
-    own = prepare() if prepare else None
-    prepared = own or golden
-    assert prepared is not None
-    called_port = Port(port, port_call, prepared.inputs, placement=placement)
-    side = PortSide.of(prepared, called_port, tuple(transforms), layout)
-    with compiled_ahead(called_port, prepared.differentiated, transforms):
+        for given in every:
+            others = tuple(other for other in every if other is not given)
+            options = (reference_call, dtype, gradients, seed, parameters, others)
+            prepares.append(partial(prepare_module, reference, given, *options))
+    module, call = as_module(port), as_call(port, port_call)
+    placements = [_placed(module, given, mesh, specs) for given in every]
+    result = joined(
+        [
+            _checked(prepare, module, call, placement, tuple(transforms), layout)
+            for prepare, placement in zip(prepares, placements, strict=True)
+        ]
+    )
+    return result.strict() if strict else result
+
+
+def _checked(
+    prepare: Callable[[], ReferenceSide],
+    module: nnx.Module,
+    call: Callable[..., Any] | None,
+    placement: MeshPlacement | None,
+    transforms: tuple[str, ...],
+    layout: Layout | None,
+) -> Result:
+    """Prepare a reference on its inputs, and judge a port by it."""
+    prepared = prepare()
+    port = Port(module, call, prepared.inputs, placement=placement)
+    side = PortSide.of(prepared, port, transforms, layout)
+    with compiled_ahead(port, prepared.differentiated, transforms):
         result = judged(prepared, side)
     if placement is not None:
         with full_precision():
-            programs = called_port.programs(prepared.dtype, prepared.differentiated)
-        on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
+            programs = port.programs(prepared.dtype, prepared.differentiated)
+        on_mesh = (*told(port, programs), *replicated(port, programs))
         result = replace(result, notes=(*on_mesh, *result.notes))
     result = replace(result, notes=(*result.notes, *prepared.notes))
-    if own is not None:
-        own.reference.expect_unwritten()
-        explainer = partial(_explained, own.reference, side.alone, layout)
-        result = replace(result, explainer=explainer)
-    return result.strict() if strict else result
+    reference = prepared.at_hand
+    if reference is None:
+        return result
+    reference.expect_unwritten()
+    return replace(result, explainer=partial(_explained, reference, side.alone, layout))
 
 
 def _placed(

@@ -78,6 +78,11 @@ class Prepared(ReferenceSide):
             if is_float(a.dtype)
         }
 
+    @property
+    def at_hand(self) -> Reference:
+        """The torch module with its inputs."""
+        return self.reference
+
     @cached_property
     def inputs(self) -> Inputs:
         """The inputs of both sides."""

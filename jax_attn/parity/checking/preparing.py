@@ -24,14 +24,17 @@ def prepare_module(
     gradients: bool,
     seed: int,
     parameters: str | Sequence[str] | None,
+    others: tuple[Inputs, ...] = (),
 ) -> Prepared:
     """Prepare a torch module; the arguments are those of `check`, and of the right types.
+
+    others: the other inputs of the same check.
 
     Raises TypeError or ValueError as `chosen` and `prepare` do.
     """
     names = [name for name, _ in module.named_parameters()]
     wanted = None if parameters is None else chosen(names, parameters)
-    called = Reference(module, call, inputs, wanted)
+    called = Reference(module, call, inputs, wanted, others)
     return prepare(called, dtype, gradients=gradients, seed=seed)
 
 

@@ -25,6 +25,9 @@ from jax_attn.parity.run.inputs_and_runs import (
     wide,
 )
 
+if TYPE_CHECKING:
+    from jax_attn.parity.run.reference import Reference
+
 
 class NotAskedError(LookupError):
     """A reference that is not at hand was not asked a question. The argument is a name for it."""
@@ -151,6 +154,11 @@ class ReferenceSide:
     def notes(self) -> tuple[Finding, ...]:
         """Notes for every result, such as where the reference comes from."""
         return ()
+
+    @property
+    def at_hand(self) -> "Reference | None":
+        """The torch module with its inputs; None if it was prepared elsewhere."""
+        return None
 
     def judge_one(
         self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from jax_attn.training.recipe import MakeOptimizer, MakeScheduler
     from jax_attn.transfer import Layout
 
-Inputs: TypeAlias = "tuple[np.ndarray, ...] | Mapping[str, np.ndarray]"
+Given: TypeAlias = "tuple[np.ndarray, ...] | Mapping[str, np.ndarray]"
+Inputs: TypeAlias = "Given | list[Given]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +29,8 @@ class Pair:
     Attributes:
       reference: the torch module; None if a golden reference judges the port.
       port: its port; None if only its reference is captured.
-      inputs: NumPy arrays by position (a tuple) or by keyword (a dict); None if a golden reference
-        holds them.
+      inputs: NumPy arrays by position (a tuple) or by keyword (a dict), or a list of such inputs,
+        which only a check takes; None if a golden reference holds them.
       dtype: the dtype of both; None stands for that of the reference's first floating-point
         parameter, or float32 if it has none.
     """

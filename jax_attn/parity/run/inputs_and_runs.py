@@ -26,7 +26,7 @@ class Inputs:
     kwargs: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, inputs: tuple | Mapping[str, Any] | None, dtype: np.dtype) -> "Inputs":
+    def of(cls, inputs: object, dtype: np.dtype) -> "Inputs":
         """Build inputs with floating arrays rounded to `dtype`, so both sides get the same bits.
 
         Raises TypeError with every reason why the inputs are invalid.

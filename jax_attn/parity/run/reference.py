@@ -75,13 +75,15 @@ def _held(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 class Reference:
     """A torch module with its inputs. Each run works on a copy of the module.
 
-    parameters: the names of those that are differentiated; None means all.
+    parameters: the names of those that are differentiated; None means all. others: the other inputs
+    that are checked with the same port: what acts on one of them need not act on all.
     """
 
     module: torch.nn.Module
     call: Callable[..., Any] | None
     inputs: Inputs
     parameters: frozenset[str] | None = None
+    others: tuple[Inputs, ...] = ()
 
     @property
     def _as_called(self) -> TorchCall:
@@ -99,9 +101,12 @@ class Reference:
         """Return the same module with another call; it shares copies and recorded decisions."""
         return self._sharing(replace(self, call=call))
 
-    def deciding_anew(self) -> "Reference":
-        """Return the same reference, sharing copies, with decisions recorded on its own inputs."""
-        vars(other := replace(self))["_copies"] = self._copies
+    def deciding_anew(self, inputs: Inputs | None = None) -> "Reference":
+        """Return the same module, sharing copies, with decisions recorded on its own inputs.
+
+        inputs: those of the new reference; None keeps them.
+        """
+        vars(other := replace(self, inputs=inputs or self.inputs))["_copies"] = self._copies
         return other
 
     def _sharing(self, other: "Reference") -> "Reference":

@@ -327,6 +327,19 @@ def test_floats_have_the_dtype_that_is_asked_for():
     assert {a.dtype.name for a in inputs.values()} == {"bfloat16", "bool"}
 
 
+FREE = {ByHand: ("x", (0, 1)), OfImages: ("images", (2, 3))}
+
+
+@pytest.mark.parametrize("build", FREE)
+def test_of_two_sets_what_is_odd_in_one_is_even_in_the_other(build):
+    module, (name, axes) = build().eval(), FREE[build]
+    first, second = parity.suggest_inputs(module, sets=2)
+    odd, other = ([each[name].shape[axis] % 2 for axis in axes] for each in (first, second))
+    assert [1 - n for n in odd] == other
+    alone = parity.suggest_inputs(module)
+    assert all(np.array_equal(first[k], alone[k]) for k in alone), "the first is that of one set"
+
+
 # --- what the caller says -------------------------------------------------------------------------
 
 
@@ -370,6 +383,7 @@ REFUSED = {
         {"given": {"x": np.ones((2, 3, D + 1))}},
         r"made for context and mask.* with x float64\[.*, as given, .* raised on all .*mat1 and",
     ),
+    "no set": (ByHand, {"sets": 0}, "sets: expected at least 1, got 0"),
     "a seed below zero": (ByHand, {"seed": -1}, "seed: expected an integer of 0 or more, got -1"),
 }
 
@@ -407,6 +421,7 @@ NOT_OF_THESE_TYPES = {
     "an array": (np.ones(3), {}, "reference: expected a torch.nn.Module, got ndarray"),
     "an NNX module": (nnx.Module(), {}, "reference: .* got Module, which is a port"),
     "a seed that is no integer": (ByHand(), {"seed": "a"}, "seed: expected an integer .*got 'a'"),
+    "sets that are no number": (ByHand(), {"sets": True}, "sets: expected an int, got True"),
     "given in a list": (ByHand(), {"given": [1]}, "given: expected a dict of NumPy arrays"),
     "a number given": (ByHand(), {"given": {"x": 1}}, r"given\['x'\]: expected a NumPy array"),
     "no function": (ByHand(), {"reference_call": 3}, "reference_call: expected a function"),

@@ -52,10 +52,12 @@ _DROWNED = Finding(
 def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     """Plant each canary in the reference, and doubt the inputs that do not reveal it."""
     facts, tanhs = AttentionFacts(prepared.dtype), Tanhs()
-    branches, by_masks = Branches(), Branches(OF_MASKS)
+    branches, by_masks, elsewhere = Branches(), Branches(OF_MASKS), Branches()
     begun = time.perf_counter()
     run_planted(prepared.reference, Watched(facts, tanhs, branches))
     is_long = time.perf_counter() - begun >= LONG
+    for inputs in prepared.reference.others:
+        run_planted(prepared.reference.deciding_anew(inputs), Watched(elsewhere))
     of_masks = try_masks(prepared, facts, by_masks)  # fills by_masks, which others read
     others: tuple[Part, ...] = (
         lambda: try_mask_patterns(prepared),
@@ -66,7 +68,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         lambda: try_equal_inputs(prepared),
         lambda: try_batches(prepared),
         lambda: try_epsilons(prepared),
-        lambda: branches.notes(by_masks),
+        lambda: branches.notes(by_masks, elsewhere),
         lambda: try_unread(prepared),
         lambda: try_neutral_weights(prepared),
         lambda: try_padding_ids(prepared),

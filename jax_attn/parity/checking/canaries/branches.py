@@ -246,12 +246,12 @@ class Branches:
                 self._lines[key] = calling_line()
             self.acts[key] = self.acts.get(key, False) or acts
 
-    def notes(self, by_masks: "Branches") -> DoubtsAndNotes:
-        """Note the sides that never act. by_masks: the branches in runs with other masks."""
+    def notes(self, *others: "Branches") -> DoubtsAndNotes:
+        """Note the sides that never act. others: branches in runs with other masks or inputs."""
         idle: dict[Side, list[tuple[str, str]]] = {}
         for key, acts in self.acts.items():
             site, side = key
-            if not acts and not by_masks.acts.get(key):
+            if not acts and not any(other.acts.get(key) for other in others):
                 idle.setdefault(side, []).append(((site and site.path) or "", self._lines[key]))
         notes = [
             (StandingNote if side.standing else Finding)(

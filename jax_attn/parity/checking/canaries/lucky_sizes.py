@@ -12,7 +12,10 @@ from typing import Any
 from jax_attn.parity.checking.canaries.side import Side, Sides
 
 Sizes = Sequence[int]
-_OTHER = "inputs of an odd and an even size, or of other sizes than these"
+_OTHER = (
+    "inputs of an odd and an even size, such as parity.suggest_inputs(reference, sets=2) makes for "
+    "one check"
+)
 
 
 def _convolution(

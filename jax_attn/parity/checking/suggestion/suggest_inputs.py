@@ -8,7 +8,7 @@ A choice that it refuses, or that makes it not finite, is replaced by the next s
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from jax_attn.parity.checking.arguments import (
     seed_type_problems,
     type_problems,
 )
+from jax_attn.parity.checking.several_inputs import Given
 from jax_attn.parity.checking.suggestion.input_table import (
     ADDED,
     Lengths,
@@ -40,14 +41,42 @@ _TRIALS = 2000
 """Limit of choices that are tried before one runs; a signature may have many unknown widths."""
 
 
+Call = Callable[..., Any] | None
+
+
+@overload
 def suggest_inputs(
     reference: torch.nn.Module,
     *,
-    reference_call: Callable[..., Any] | None = None,
-    given: Mapping[str, np.ndarray] | None = None,
+    reference_call: Call = None,
+    given: Arrays | None = None,
     dtype: str = "float32",
     seed: int = 0,
-) -> dict[str, np.ndarray] | tuple[np.ndarray, ...]:
+    sets: None = None,
+) -> Given: ...
+
+
+@overload
+def suggest_inputs(
+    reference: torch.nn.Module,
+    *,
+    reference_call: Call = None,
+    given: Arrays | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+    sets: int,
+) -> list[Given]: ...
+
+
+def suggest_inputs(
+    reference: torch.nn.Module,
+    *,
+    reference_call: Call = None,
+    given: Arrays | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+    sets: int | None = None,
+) -> Given | list[Given]:
     """Make inputs for `check` that reveal what ports usually get wrong.
 
     B is at least 3. B, T and, if keys may come from another sequence, S are distinct primes that
@@ -70,15 +99,19 @@ def suggest_inputs(
         that no rule knows, or one whose values have a meaning.
       dtype: the dtype of the reference.
       seed: the seed of the random arrays; the same seed makes the same arrays.
+      sets: how many inputs to make, each of other sizes than the one before: what is odd in the
+        first is even in the second. Some mistakes, such as SAME for an explicit padding, show at
+        only one of them. `check` takes the list.
 
     Returns:
-      A dict of arrays by parameter, or a tuple if the parameters are passed by position.
+      A dict of arrays by parameter, or a tuple if the parameters are passed by position; with
+      `sets`, a list of these.
 
     Raises:
       ValueError: parameters without a default that no rule knows, all named; or the reference
         refused every choice.
     """
-    _validate(reference, reference_call, given, dtype, seed)
+    _validate(reference, reference_call, given, dtype, seed, sets)
     signature = Signature.of(reference, reference_call)
     fixed = dict(given or {})
     if unknown := set(fixed) - set(signature.parameters):
@@ -87,18 +120,22 @@ def suggest_inputs(
     told = {name for name in signature.required if name in fixed or row_of(name) or is_mask(name)}
     if untold := [name for name in signature.required if name not in told]:
         raise ValueError("\n".join(map(_untold, untold)))
-    sizes, trial = (
-        ReferenceSizes(reference),
-        ReferenceTrial(reference, reference_call, dtype, seed, signature, fixed),
-    )
-    arrays, lengths = _needed(trial, sizes, fixed)
-    return signature.bound(_with_optional(trial, sizes, arrays, lengths))
+    sizes = ReferenceSizes(reference)
+
+    def suggested(more: int) -> Given:
+        trial = ReferenceTrial(reference, reference_call, dtype, seed + more, signature, fixed)
+        arrays, lengths = _needed(trial, sizes, fixed, more)
+        return signature.bound(_with_optional(trial, sizes, arrays, lengths))
+
+    return suggested(0) if sets is None else [suggested(more) for more in range(sets)]
 
 
-def _validate(reference: Any, call: Any, given: Any, dtype: Any, seed: Any) -> None:
+def _validate(reference: Any, call: Any, given: Any, dtype: Any, seed: Any, sets: Any) -> None:
     """Raise TypeError or ValueError with every reason why nothing can be suggested."""
     problems = type_problems(reference=reference) + call_problems({"reference_call": call})
     problems += seed_type_problems(seed)
+    if sets is not None and not (isinstance(sets, int) and not isinstance(sets, bool)):
+        problems.append(f"sets: expected an int, got {sets!r}")
     if not isinstance(given, Mapping | None):
         problems.append(f"given: expected a dict of NumPy arrays by parameter, got {type(given)}")
     else:
@@ -109,7 +146,9 @@ def _validate(reference: Any, call: Any, given: Any, dtype: Any, seed: Any) -> N
         ]
     if problems:
         raise TypeError("\n".join(problems))
-    if problems := seed_problems(seed) + dtype_problems(reference, dtype):
+    problems = seed_problems(seed) + dtype_problems(reference, dtype)
+    problems += [f"sets: expected at least 1, got {sets}"] if sets is not None and sets < 1 else []
+    if problems:
         raise ValueError("\n".join(problems))
 
 
@@ -124,11 +163,16 @@ def _untold(name: str) -> str:
 # --- required parameters --------------------------------------------------------------------------
 
 
-def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterator[Lengths]:
-    """Yield lengths of the axes, the most revealing first."""
+def _forms(
+    sizes: ReferenceSizes, signature: Signature, fixed: Arrays, more: int
+) -> Iterator[Lengths]:
+    """Yield lengths of the axes, the most revealing first.
+
+    more: by how much an axis is longer than its usual length, if nothing says how long it is.
+    """
     heads, image = sizes.first("heads", 1), sizes.first("image", 0)
     head_dim = sizes.first("head_dim", sizes.first("width", 24) // heads)
-    others = {"N": heads, "H": head_dim, "Y": image or 17, "X": image or 14}
+    others = {"N": heads, "H": head_dim, "Y": image or 17 + more, "X": image or 14 + more}
     others |= {"C": sizes.first("channels", 3), "F": sizes.first("features", 5)}
     others |= {"P": (image // sizes.first("patch", 1)) ** 2}
     of_fixed = dict(_letters(sizes, fixed))
@@ -137,7 +181,8 @@ def _forms(sizes: ReferenceSizes, signature: Signature, fixed: Arrays) -> Iterat
         B = other_prime(3, sizes.taken | {T})
         least = sizes.reach or max(T // 2, 5)
         for S in (other_prime(least, sizes.taken | {B, T}), T):
-            lengths = {**others, "B": B, "T": T, "S": S, **of_fixed}
+            free = {"B": B + more, "T": T + more, "S": S + more}
+            lengths = {**others, **free, **of_fixed}
             lengths["E"] = lengths["S" if beside_a_decoder else "T"]
             yield {**lengths, "M": lengths["B"] * heads}
 
@@ -151,7 +196,7 @@ def _letters(sizes: ReferenceSizes, fixed: Arrays) -> Iterator[tuple[str, int]]:
 
 
 def _needed(
-    trial: ReferenceTrial, sizes: ReferenceSizes, fixed: Arrays
+    trial: ReferenceTrial, sizes: ReferenceSizes, fixed: Arrays, more: int
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Make arrays for parameters that have no default, or that the reference needs nevertheless.
 
@@ -163,7 +208,7 @@ def _needed(
 
     def candidates() -> Iterator[tuple[dict[str, np.ndarray], Lengths]]:
         sets = [c for n in range(min(len(asked), 3) + 1) for c in itertools.combinations(asked, n)]
-        for lengths, extra in itertools.product(_forms(sizes, trial.signature, fixed), sets):
+        for lengths, extra in itertools.product(_forms(sizes, trial.signature, fixed, more), sets):
             names = [*required, *extra]
             tried = [list(_arrays(trial, sizes, name, lengths)) for name in names]
             for arrays in itertools.product(*tried):

@@ -1,0 +1,84 @@
+"""Check one port on several inputs, such as those of other sizes, and join the results."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.inputs_and_runs import Inputs
+
+Given = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
+"""NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict)."""
+
+
+def each_of(inputs: Given | list[Given] | None, dtype: np.dtype) -> list[Inputs]:
+    """Return one or several inputs, their floating-point arrays rounded to `dtype`.
+
+    Raises TypeError with every reason why they are invalid, or ValueError for an empty list.
+    """
+    if not isinstance(inputs, list):
+        return [Inputs.of(inputs, dtype)]
+    if not inputs:
+        raise ValueError("inputs: expected at least one tuple or dict of arrays, got an empty list")
+    made: list[Inputs] = []
+    problems: list[str] = []
+    for n, one in enumerate(inputs):
+        try:
+            made.append(Inputs.of(one, dtype))
+        except TypeError as error:
+            lines = str(error).splitlines()
+            problems += [f"inputs[{n}]{line.removeprefix('inputs')}" for line in lines]
+    if problems:
+        raise TypeError("\n".join(problems))
+    return made
+
+
+def joined(results: Sequence[Result]) -> Result:
+    """Join the results of one port on several inputs, in order.
+
+    The transform of each tensor says on which inputs it was run. So does each finding, unless it
+    holds on all of them. The explanation is that of the first result that does not pass.
+    """
+    first, *others = results
+    if not others:
+        return first
+    wrong = next((result for result in results if result.verdict is not Verdict.PASS), first)
+
+    def explain(_: Result) -> Any:
+        return wrong.explain()
+
+    return replace(
+        first,
+        tensors=tuple(_tensors(results)),
+        failures=tuple(_findings([result.failures for result in results])),
+        doubts=tuple(_findings([result.doubts for result in results])),
+        notes=tuple(_findings([result.notes for result in results])),
+        explainer=explain if wrong.explainer else None,
+    )
+
+
+def _tensors(results: Sequence[Result]) -> Iterator[TensorReport]:
+    for n, result in enumerate(results):
+        for tensor in result.tensors:
+            yield replace(tensor, transform=f"{tensor.transform}, inputs[{n}]")
+
+
+def _findings(of_each: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
+    """Yield findings that hold on all inputs once, and the others with their inputs."""
+    everywhere = [
+        finding
+        for finding in of_each[0]
+        if all(_key(finding) in map(_key, found) for found in of_each)
+    ]
+    yield from everywhere
+    common = {*map(_key, everywhere)}
+    for n, found in enumerate(of_each):
+        yield from (f.after(f"inputs[{n}]: ") for f in found if _key(f) not in common)
+
+
+def _key(finding: Finding) -> tuple[str, str]:
+    return finding.kind, str(finding)

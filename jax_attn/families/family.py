@@ -18,7 +18,7 @@ imports no framework.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +33,8 @@ from jax_attn.transfer.table.rows import bindings, filled
 
 _NAMED = 8
 """The number of layers that a message names at most."""
+_PARTS = (1, 2)
+"""The numbers of a key's parts that may be a trainer's prefix."""
 _COUNTS = ("max_position_embeddings", "intermediate_size")
 """Numbers that many configs have and that are checked even if no table or trait reads them."""
 
@@ -221,6 +223,20 @@ def other_layers(config: Config, blocks: Iterable[Prefixes]) -> list[Problem]:
             text = f"expected attention in {count} layers, as config.json says, but none in {gone}"
             problems.append(Problem("missing", f"{stem}{gone[0]}", text))
     return list(dict.fromkeys(problems))
+
+
+def prefixed(family: Family, config: Config, keys: Iterable[str]) -> list[Problem]:
+    """Report a prefix that a trainer added to the keys, if the layers are found only without it."""
+    keys = list(keys)
+    if family.blocks(config, keys):
+        return []
+    firsts = (".".join(key.split(".")[:n]) for key in keys for n in _PARTS if key.count(".") >= n)
+    for prefix, count in Counter(f"{first}." for first in firsts).most_common():
+        if family.blocks(config, [key.removeprefix(prefix) for key in keys]):
+            text = f"{count} of {len(keys)} keys begin with it, and layers are found without it"
+            hint = f"strip it: --strip {prefix}, or strip={prefix!r} in models.load"
+            return [Problem("unexpected", prefix, text, hint)]
+    return []
 
 
 def gaps(layers: set[int], count: int) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax_attn.families import Config, family_of, model_problems
-from jax_attn.families.family import Family, Prefixes, other_layers
+from jax_attn.families.family import Family, Prefixes, other_layers, prefixed
 from jax_attn.families.traits import Traits
 from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.porting.inspect.discover import Block, UnreadBlock, discover
@@ -140,7 +140,7 @@ def _blocks_of_family(
         blocks.append(block)
         places.append(place)
         problems += misfits
-    problems += other_layers(config, places)
+    problems += prefixed(family, config, specs) or other_layers(config, places)
     if problems:
         problems = [*unreadable, *dict.fromkeys(problems)]
         raise TransferError("comparing the checkpoint with its config", problems)

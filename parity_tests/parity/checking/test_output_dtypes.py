@@ -122,5 +122,5 @@ def test_a_port_that_fails_in_its_own_dtype_is_told_nothing_of_dtypes():
 def test_complex_outputs_of_a_port_are_refused():
     reference = Reference("float32", "float32")
     port = Port(reference, "float32", "complex64")
-    with pytest.raises(TypeError, match="expected outputs of dtype float32.*complex64"):
+    with pytest.raises(TypeError, match=r"expected outputs of dtype float32.*complex64"):
         check(reference, port, (X,), transforms=("jit",))

@@ -19,7 +19,7 @@ from jax_attn import environment, transfer
 from jax_attn.cli.common.held import Held
 from jax_attn.cli.common.progress import bytes_counted, tracked
 from jax_attn.cli.status import Exit
-from jax_attn.families import Config, family_of, known_types, model_problems
+from jax_attn.families import Config, family_of, known_types, model_problems, said_type
 from jax_attn.families.config import disagreements
 from jax_attn.families.family import prefixed
 from jax_attn.families.whole import unusable
@@ -226,13 +226,10 @@ def _wrong_way(source: Path, to: Side) -> TransferError:
 
 
 def _unknown_family(source: Path, to: Side, config: Config, held: Held) -> Problem:
-    kind = config.get("model_type")
     known = ", ".join(known_types())
     families = f"the supported families, which are {known}, and Llama as Meta publishes it"
-    if kind is None:
-        text = f"expected a config.json next to {source} that names one of {families}; got none"
-    else:
-        text = f"{kind} is not among {families}"
+    got = f"model_type {said_type(config)}" if config else "none"
+    text = f"expected a config.json next to {source} that names one of {families}; got {got}"
     command = f"jax-attn port {shlex.quote(str(source))} OUT --to {to}{held.options}"
     start = f"jax-attn inspect {shlex.quote(str(source))}{held.options} --table table.py"
     hint = f"run: {start}; answer its questions, and run: {command} --layout table:LAYOUT"

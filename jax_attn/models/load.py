@@ -178,12 +178,15 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     if problems := port_folder.refused_target(path):
         raise _error(problems)
     config, tensors, keys = json.loads(origin.config), flatten(model), origin.keys
+    family = model_family(config)
     if to == "torch" or not keys:
-        named = export(model, model_family(config).model(config, keys))
+        named = export(model, family.model(config, keys))
         tensors, keys = named if to == "torch" else tensors, keys or tuple(named)
     config |= {"dtype": str(model.token_embedding.embedding[...].dtype)}
     config.pop("torch_dtype", None)
-    record = {"to": to, "family": model_family(config).name, "passed_over": {}}
+    if (kind := family.model_type(config)) is not None:
+        config["model_type"] = kind  # transformers' Auto classes need it
+    record = {"to": to, "family": family.name, "passed_over": {}}
     record["keys"] = list(keys)
     with staging.staged(path) as folder:
         text = f"{json.dumps(config, indent=2)}\n".encode()
@@ -245,7 +248,7 @@ def _heads_of_class(family: Family, traits: ModelTraits, config: Config) -> dict
     with reading(config) as read:
         labels = read.inside("id2label").config
         count = len(labels) or read.number("num_labels", default=2)
-    if ending == "ForTokenClassification" and config["model_type"] in _CLASSIFIER_OF_TOKENS:
+    if ending == "ForTokenClassification" and family.model_type(config) in _CLASSIFIER_OF_TOKENS:
         return {"token_classifier": count}
     D = traits.embed_dim
     outputs = {"lm_head": traits.embedding.vocab_size, "pooler": D, "seq_relationship": 2}

@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 from click.testing import CliRunner
 
-from jax_attn import models, transfer
+from jax_attn import models
 from jax_attn.cli import main
 from jax_attn.transfer import TransferError, flatten
 

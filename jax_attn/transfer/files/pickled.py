@@ -52,7 +52,8 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
         inside = list(_parts(held, torch.Tensor))
         options = " or ".join(f"--part {key}" for key in inside)
         calls = " or ".join(f"part={key!r}" for key in inside)
-        hint = f"pass {options} to jax-attn; in Python, {calls}" if inside and not part else ""
+        hint = f"jax-attn inspect and port take {options}; in Python, {calls}"
+        hint = hint if inside and not part else ""
         text = f"expected names and tensors, got {_shown(held)}"
         raise file_error(path, f"{text}; tensors are under {inside}" if inside else text, hint)
     return dict(held)

@@ -234,14 +234,14 @@ def judged(prepared: ReferenceSide, side: PortSide) -> Result:
     Raises ValueError if only gradients fail and no output of the reference has one.
     """
     result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
-    result = with_convention(prepared, side.alone, side.weights.to_torch, result)
+    result = with_convention(prepared.by_either, side.alone, side.weights.to_torch, result)
     if problems := gradient_problems(prepared, result):
         raise ValueError("\n".join(problems))
     return with_coarse_dtype(side.alone, result)
 
 
 def _judged_by(prepared: ReferenceSide, side: PortSide) -> Result:
-    """Judge a port by the budgets of `prepared`: one of the two that a narrow dtype has."""
+    """Judge a port by the budgets of `prepared`: the first of a narrow dtype, or either."""
     found = Findings.merged(probe.findings(prepared, side) for probe in PROBES)
     result = judge_port(
         prepared,

@@ -12,6 +12,7 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
+from jax_attn.cli.common.held import Held, held_options
 from jax_attn.cli.status import refuse
 from jax_attn.cli.verifying.checkpoint import expect_torch_side
 
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     help="Write a starting table for `port --layout` to this file, with questions that names and "
     "shapes do not answer.",
 )
-def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
+@held_options
+def command(
+    checkpoint: Path, as_json: bool, target: Path | None, part: str | None, strip: str
+) -> None:
     """Describe a checkpoint: family, layers, heads, dtypes, ties.
 
     CHECKPOINT is a file or a folder, with its config.json. No tensor is read, and no framework is
@@ -42,24 +46,28 @@ def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
     from jax_attn.transfer import TransferError, load_checkpoint
     from jax_attn.transfer.arrays import specs
     from jax_attn.transfer.files.port_folder import read_config
-    from jax_attn.transfer.files.prefixes import unwrapped
+    from jax_attn.transfer.files.prefixes import stripped, unwrapped
 
+    held = Held(part, strip)
     if as_json and target is not None:
         raise click.UsageError("--json, --table: expected one of them, got both")
     if target is not None:
         _expect_new(target)
     expect_torch_side(checkpoint)
     try:
-        with load_checkpoint(checkpoint) as tensors:
-            plain, wrapped = unwrapped(tensors)
+        with load_checkpoint(checkpoint, part=part) as tensors:
+            bare, problems = stripped(tensors, strip)
+            if problems:
+                raise TransferError("inspect", problems)
+            plain, wrapped = unwrapped(bare)
             described, unreadable = specs(plain)
-            config, ties = read_config(checkpoint), tensors.tied()
+            config, ties = read_config(checkpoint), plain.tied()
             if target is not None:
                 if unreadable:
                     raise TransferError("inspect wrote no table", unreadable)
                 for problem in wrapped:
                     click.echo(problem, err=True)
-                table = starting_table(described, config or {}, ties, checkpoint.name)
+                table = starting_table(described, config or {}, ties, checkpoint.name, held.options)
                 write(target.parent, {target.name: table.text})
                 asked = f"{table.questions} question{'s' * (table.questions != 1)}"
                 click.echo(f"written: {target}, with {asked} to answer")
@@ -74,7 +82,7 @@ def command(checkpoint: Path, as_json: bool, target: Path | None) -> None:
     if as_json:
         click.echo(json.dumps({"path": str(checkpoint), **asdict(contents)}, indent=1))
         return
-    _print(checkpoint, contents)
+    _print(checkpoint, contents, held)
 
 
 def _expect_new(target: Path) -> None:
@@ -88,7 +96,7 @@ def _expect_new(target: Path) -> None:
         raise click.UsageError(f"--table: cannot write into {target.parent}: {why}")
 
 
-def _print(checkpoint: Path, contents: "Contents") -> None:
+def _print(checkpoint: Path, contents: "Contents", held: Held) -> None:
     from jax_attn.parity.judge.text import console
 
     named = contents.family or "family unknown"
@@ -108,9 +116,10 @@ def _print(checkpoint: Path, contents: "Contents") -> None:
     if not contents.attention:
         tree.add("no attention found")
     if contents.has_model:
-        tree.add(_text(f"a whole model: jax_attn.models.load({str(checkpoint)!r})"))
+        call = f"jax_attn.models.load({str(checkpoint)!r}{held.arguments})"
+        tree.add(_text(f"a whole model: {call}"))
     if contents.family is None:
-        table = f"jax-attn inspect {shlex.quote(str(checkpoint))} --table table.py"
+        table = f"jax-attn inspect {shlex.quote(str(checkpoint))}{held.options} --table table.py"
         tree.add(_text(f"a starting table for port: {table}"))
     for key, same in contents.tied.items():
         tree.add(_text(f"tied: {key} is {same}"))

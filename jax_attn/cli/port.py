@@ -6,6 +6,7 @@ from typing import Literal
 
 import click
 
+from jax_attn.cli.common.held import Held, held_options
 from jax_attn.cli.status import expect_installed, refuse
 from jax_attn.cli.verifying.checkpoint import expect_there
 from jax_attn.dtypes import DTYPES
@@ -42,12 +43,7 @@ from jax_attn.environment import settle_platforms
     metavar="PATTERN",
     help="Skip tensors whose names match (* is any text, ? any character); may be repeated.",
 )
-@click.option(
-    "--strip",
-    default="",
-    metavar="PREFIX",
-    help="Strip this prefix from the keys; a wrapper's name, such as _orig_mod, from within, too.",
-)
+@held_options
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
@@ -84,6 +80,7 @@ def command(
     num_kv_heads: int | None,
     head_dim: int | None,
     ignore: tuple[str, ...],
+    part: str | None,
     strip: str,
     dtype: str | None,
     lossy: bool,
@@ -114,6 +111,7 @@ def command(
         (lossy and dtype is None, "--lossy needs --dtype"),
         (clean and dry_run, "--clean cannot be combined with --dry-run"),
         (kind == "orbax" and to == "torch", "--format orbax needs --to flax"),
+        (part is not None and to == "torch", "--part needs --to flax"),
         (check and to == "torch", "--check needs --to flax; to check OUT, run jax-attn verify OUT"),
     ):
         if wrong:
@@ -137,7 +135,7 @@ def command(
     outcome = PortOutcome()
     try:
         tell_leftovers(target, clean)
-        job = open_job(source, to, layout, strip, heads)
+        job = open_job(source, to, layout, Held(part, strip), heads)
         plan = plan_job(job, to, ignore, dtype=dtype, lossy=lossy, allow_nonfinite=allow_nonfinite)
         outcome.family, outcome.plan = job.family, plan
         if not as_json:  # JSON is one document, printed at the end

@@ -16,10 +16,12 @@ from typing import Any
 import click
 
 from jax_attn import environment, transfer
+from jax_attn.cli.common.held import Held
 from jax_attn.cli.common.progress import bytes_counted, tracked
 from jax_attn.cli.status import Exit
-from jax_attn.families import Config, family_of, known_types, model_problems
+from jax_attn.families import Config, family_of, known_types, model_problems, said_type
 from jax_attn.families.config import disagreements
+from jax_attn.families.family import prefixed
 from jax_attn.families.whole import unusable
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
@@ -171,7 +173,11 @@ def tell_leftovers(target: Path, clean: bool) -> None:
 
 
 def open_job(
-    source: Path, to: Side, layout: Layout | None, strip: str, heads: Mapping[str, int | None]
+    source: Path,
+    to: Side,
+    layout: Layout | None,
+    held: Held,
+    heads: Mapping[str, int | None],
 ) -> Job:
     """Open the checkpoint, strip its keys, and choose its table. Raises TransferError.
 
@@ -184,8 +190,11 @@ def open_job(
     config = read_config(source) or {}
     if port_folder.side_of(source) == to:
         raise _wrong_way(source, to)
-    opened = port_folder.read_again(source) if to == "torch" else transfer.load_checkpoint(source)
-    tensors, problems = stripped(opened, strip)
+    if to == "torch":
+        opened: Any = port_folder.read_again(source)
+    else:
+        opened = transfer.load_checkpoint(source, part=held.part)
+    tensors, problems = stripped(opened, held.strip)
     if to == "flax":
         tensors, wrapped = unwrapped(tensors, layout.torch_keys() if layout else ())
         problems += wrapped
@@ -195,11 +204,14 @@ def open_job(
     if layout is not None:
         table = by_layout(layout, config, heads)
     elif (family := family_of(config)) is not None:
+        if to == "flax" and (prefix := prefixed(family, config, tensors)):
+            raise TransferError("port wrote nothing", [*problems, *prefix])
         keys = port_folder.read_record(source).get("keys", []) if to == "torch" else tensors
         table = by_family(family, config, keys, tensors if to == "torch" else ())
         problems += disagreements(heads, table.sizes or (None, None, None))
     else:
-        raise TransferError("port wrote nothing", [*problems, _unknown_family(source, to, config)])
+        unknown = _unknown_family(source, to, config, held)
+        raise TransferError("port wrote nothing", [*problems, unknown])
     name = None if family is None else family.name
     stamps |= opened.stamps
     return Job(source, tensors, stamps, table, name, config, problems)
@@ -213,16 +225,13 @@ def _wrong_way(source: Path, to: Side) -> TransferError:
     )
 
 
-def _unknown_family(source: Path, to: Side, config: Config) -> Problem:
-    kind = config.get("model_type")
+def _unknown_family(source: Path, to: Side, config: Config, held: Held) -> Problem:
     known = ", ".join(known_types())
     families = f"the supported families, which are {known}, and Llama as Meta publishes it"
-    if kind is None:
-        text = f"expected a config.json next to {source} that names one of {families}; got none"
-    else:
-        text = f"{kind} is not among {families}"
-    command = f"jax-attn port {shlex.quote(str(source))} OUT --to {to}"
-    start = f"jax-attn inspect {shlex.quote(str(source))} --table table.py"
+    got = f"model_type {said_type(config)}" if config else "none"
+    text = f"expected a config.json next to {source} that names one of {families}; got {got}"
+    command = f"jax-attn port {shlex.quote(str(source))} OUT --to {to}{held.options}"
+    start = f"jax-attn inspect {shlex.quote(str(source))}{held.options} --table table.py"
     hint = f"run: {start}; answer its questions, and run: {command} --layout table:LAYOUT"
     return Problem("refused", "model_type", text, hint)
 

@@ -31,11 +31,19 @@ def model_family(config: Config) -> Family:
     """Return the family of a config with a whole model here, or raise TransferError."""
     if (family := family_of(config)) is not None:
         return family
-    kind = config.get("model_type")
     known = sorted({name for f in _ALL for name in f.types_of_models})
-    text = f"expected one of {', '.join(known)}, got {kind!r}"
-    problem = Problem("refused", "config.json model_type", text, nearest(str(kind), known))
+    text = f"expected one of {', '.join(known)}, got {said_type(config)}"
+    hint = nearest(str(config.get("model_type")), known)
+    problem = Problem("refused", "config.json model_type", text, hint)
     raise TransferError("reading the config", [problem])
+
+
+def said_type(config: Config) -> str:
+    """Say which model_type a config of an unknown family has, or which classes if it has none."""
+    kind, classes = config.get("model_type"), config.get("architectures")
+    if kind is not None:
+        return repr(kind)
+    return f"none, and architectures {classes!r}" if classes else "none, and no architectures"
 
 
 def model_problems(config: Config) -> list[Problem]:
@@ -50,11 +58,12 @@ def model_problems(config: Config) -> list[Problem]:
 def family_of(config: Config) -> Family | None:
     """Return the family of a config.json or a params.json; None if it is unknown.
 
-    The family is found by model_type or, in a config without one, by its keys. A nested text_config
+    The family is found by model_type or, in a config without one, by the class in `architectures`
+    or by its keys. A nested text_config
     does not count: the model around it spells the text model's keys in its own way, and has other
     keys that no table here handles.
     """
-    kind = config.get("model_type")
-    if kind is not None:
-        return next((f for f in _ALL if kind in f.model_types), None)
+    by_type = next((f for f in _ALL if f.model_type(config) in f.model_types), None)
+    if by_type is not None or config.get("model_type") is not None:
+        return by_type
     return next((f for f in _ALL if f.known_by and all(key in config for key in f.known_by)), None)

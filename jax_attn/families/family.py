@@ -18,7 +18,7 @@ imports no framework.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +33,12 @@ from jax_attn.transfer.table.rows import bindings, filled
 
 _NAMED = 8
 """The number of layers that a message names at most."""
+_PARTS = (1, 2)
+"""The numbers of a key's parts that may be a trainer's prefix."""
+_CLASS = re.compile(
+    r"(?P<stem>\w+?)(?:For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|EncoderModel|PreTrainedModel|Model)"
+)
+"""The name of a class of transformers; its stem is a model_type without hyphens and underscores."""
 _COUNTS = ("max_position_embeddings", "intermediate_size")
 """Numbers that many configs have and that are checked even if no table or trait reads them."""
 
@@ -90,6 +96,20 @@ class Family:
         """The model_types in configs of this family; () if these have none."""
         return () if self.known_by else (self.name, *self.also)
 
+    def model_type(self, config: Config) -> str | None:
+        """Return the model_type of a config; without one, that of the class which it names.
+
+        None if that is none of this family. Old configs, and those written by hand, may have only
+        `architectures`, such as ["LlamaForCausalLM"].
+        """
+        if (kind := config.get("model_type")) is not None:
+            return kind
+        if not (match := _CLASS.fullmatch(architecture(Reading(config)))):
+            return None
+        stem = match["stem"].lower()
+        names = {name.replace("-", "").replace("_", ""): name for name in self.model_types}
+        return names.get(stem)
+
     @property
     def types_of_models(self) -> tuple[str, ...]:
         """The model_types that have a whole model here."""
@@ -109,7 +129,7 @@ class Family:
 
     def model_traits(self, config: Config, layers: Sequence[int] | None = None) -> ModelTraits:
         """Return the traits of a whole model, or of only these `layers` of it."""
-        kind = config.get("model_type")
+        kind = self.model_type(config)
         if self.model_of is None or kind in self.without_model:
             name = kind if kind in self.without_model else self.name
             text = f"whole models of the family {name} are not supported, only their attention"
@@ -154,7 +174,7 @@ class Family:
         """Return the root of the blocks in a file with these keys; without keys, a new file's."""
         keys = list(keys)
         if not keys and self.new_root is not None:
-            return self.new_root(Reading(config))
+            return self.new_root(Reading(self._typed(config)))
         return max(self.roots, key=lambda root: len(self._places(config, keys, root)))
 
     def blocks(self, config: Config, keys: Iterable[str]) -> list[Prefixes]:
@@ -189,9 +209,14 @@ class Family:
 
     @contextmanager
     def _reading(self, config: Config) -> Iterator[Reading]:
-        with reading(config) as read:
+        with reading(self._typed(config)) as read:
             self.look_through(read)
             yield read
+
+    def _typed(self, config: Config) -> Config:
+        """Return the config with its model_type, if it lacks it and names a class of the family."""
+        kind = self.model_type(config)
+        return config if kind is None else {**config, "model_type": kind}
 
 
 def _has_own_head(config: Config, head: Layout) -> bool:
@@ -221,6 +246,20 @@ def other_layers(config: Config, blocks: Iterable[Prefixes]) -> list[Problem]:
             text = f"expected attention in {count} layers, as config.json says, but none in {gone}"
             problems.append(Problem("missing", f"{stem}{gone[0]}", text))
     return list(dict.fromkeys(problems))
+
+
+def prefixed(family: Family, config: Config, keys: Iterable[str]) -> list[Problem]:
+    """Report a prefix that a trainer added to the keys, if the layers are found only without it."""
+    keys = list(keys)
+    if family.blocks(config, keys):
+        return []
+    firsts = (".".join(key.split(".")[:n]) for key in keys for n in _PARTS if key.count(".") >= n)
+    for prefix, count in Counter(f"{first}." for first in firsts).most_common():
+        if family.blocks(config, [key.removeprefix(prefix) for key in keys]):
+            text = f"{count} of {len(keys)} keys begin with it, and layers are found without it"
+            hint = f"strip it: --strip {prefix}, or strip={prefix!r} in models.load"
+            return [Problem("unexpected", prefix, text, hint)]
+    return []
 
 
 def gaps(layers: set[int], count: int) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jax_attn.families import family_of, known_types
+from jax_attn.families import family_of, known_types, said_type
 from jax_attn.transfer.files.checkpoint import load_checkpoint
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import unwrapped
@@ -36,7 +36,7 @@ def layout_for(source: str | Path | Mapping[str, Any]) -> Layout:
     if (family := family_of(config)) is not None:
         return family.model(config, keys)
     kind, known = config.get("model_type"), known_types()
-    text = f"{where}: expected one of {', '.join(known)}, got {kind!r}"
+    text = f"{where}: expected one of {', '.join(known)}, got {said_type(config)}"
     start = "jax-attn inspect CHECKPOINT --table table.py writes a starting table"
     hint = "; ".join(filter(None, (nearest(str(kind), known), start)))
     raise TransferError("layout_for", [Problem("refused", "model_type", text, hint)])

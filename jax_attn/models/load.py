@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jax_attn.dtypes import DTYPES
 from jax_attn.families import Config, Family, model_family
 from jax_attn.families.config import Reading, reading
-from jax_attn.families.family import other_layers
+from jax_attn.families.family import other_layers, prefixed
 from jax_attn.families.traits import ModelTraits
 from jax_attn.families.whole import architecture
 from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
@@ -28,7 +28,7 @@ from jax_attn.transfer.arrays import LazyMapping, Spec, read, recast, specs
 from jax_attn.transfer.files import port_folder, staging
 from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.port_folder import read_config
-from jax_attn.transfer.files.prefixes import unwrapped
+from jax_attn.transfer.files.prefixes import stripped, unwrapped
 from jax_attn.transfer.nnx.placement import by_pattern
 from jax_attn.transfer.table.layout import moves_by_sizes
 
@@ -53,7 +53,14 @@ _CLASSIFIER_OF_TOKENS = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox")
 """Decoders, by model_type, whose head for tokens has another name than the one for rows."""
 
 
-def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing = None) -> Model:
+def load(
+    path: str | Path,
+    *,
+    dtype: DTypeLike | None = None,
+    sharding: Placing = None,
+    part: str | None = None,
+    strip: str = "",
+) -> Model:
     """Load the whole model of a checkpoint; every weight is kept bit for bit.
 
     Args:
@@ -65,6 +72,10 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         that matches is used; or a function `(dotted path, shape) -> Sharding or None`. Each device
         receives its part while the file is read. A pattern that matches no path raises
         TransferError.
+      part: the key of the tensors, such as "state_dict", in a pickle of a trainer, which holds
+        other values too; "state.model" for a key within a key.
+      strip: a prefix that a trainer added to the keys, such as "model.", which is removed from
+        those that have it.
 
     Returns:
       A `Model`. It computes in its parameters' dtype.
@@ -83,15 +94,22 @@ def load(path: str | Path, *, dtype: DTypeLike | None = None, sharding: Placing 
         raise _error([Problem("file", str(path), text if is_there else absent)])
     family = model_family(config)
     is_flax = port_folder.side_of(path) == "flax"
-    opened: Any = port_folder.read_again(path) if is_flax else load_checkpoint(path)
+    if is_flax and (part is not None or strip):
+        text = "expected neither part= nor strip= for the Flax side of a port, got one of them"
+        raise _error([Problem("refused", str(path), text)])
+    opened: Any = port_folder.read_again(path) if is_flax else load_checkpoint(path, part=part)
     with opened if isinstance(opened, Checkpoint) else nullcontext():
-        tensors, wrapped = (opened, []) if is_flax else unwrapped(opened)
+        tensors, problems = stripped(opened, strip)
+        if not is_flax:
+            tensors, wrapped = unwrapped(tensors)
+            problems += wrapped
         keys = tuple(port_folder.read_record(path).get("keys", ()) if is_flax else tensors)
         described, unreadable = specs(tensors)
         family.model_traits(config, ())  # raises every problem of the config, whatever the file
         # Checked before making traits for as many layers as the config claims.
-        others = other_layers(config, family.blocks(config, keys))
-        if problems := [*wrapped, *unreadable, *others]:
+        prefix = [] if is_flax else prefixed(family, config, keys)
+        others = prefix or other_layers(config, family.blocks(config, keys))
+        if problems := [*problems, *unreadable, *others]:
             raise _error(problems)
         traits = family.model_traits(config)
         same = Layout(*(row(name, name) for name in described))
@@ -160,12 +178,15 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     if problems := port_folder.refused_target(path):
         raise _error(problems)
     config, tensors, keys = json.loads(origin.config), flatten(model), origin.keys
+    family = model_family(config)
     if to == "torch" or not keys:
-        named = export(model, model_family(config).model(config, keys))
+        named = export(model, family.model(config, keys))
         tensors, keys = named if to == "torch" else tensors, keys or tuple(named)
     config |= {"dtype": str(model.token_embedding.embedding[...].dtype)}
     config.pop("torch_dtype", None)
-    record = {"to": to, "family": model_family(config).name, "passed_over": {}}
+    if (kind := family.model_type(config)) is not None:
+        config["model_type"] = kind  # transformers' Auto classes need it
+    record = {"to": to, "family": family.name, "passed_over": {}}
     record["keys"] = list(keys)
     with staging.staged(path) as folder:
         text = f"{json.dumps(config, indent=2)}\n".encode()
@@ -227,7 +248,7 @@ def _heads_of_class(family: Family, traits: ModelTraits, config: Config) -> dict
     with reading(config) as read:
         labels = read.inside("id2label").config
         count = len(labels) or read.number("num_labels", default=2)
-    if ending == "ForTokenClassification" and config["model_type"] in _CLASSIFIER_OF_TOKENS:
+    if ending == "ForTokenClassification" and family.model_type(config) in _CLASSIFIER_OF_TOKENS:
         return {"token_classifier": count}
     D = traits.embed_dim
     outputs = {"lm_head": traits.embedding.vocab_size, "pooler": D, "seq_relationship": 2}

@@ -113,6 +113,7 @@ REFUSED = {
     "the port raises": ("fails_forward", QUICK, 2, "in failing"),
     "the reference exits": ("leaves_forward", QUICK, 2, "SystemExit: 0"),
     "it leaves": ("leaves", (), 2, "made nothing"),
+    "memory runs out": ("needs_too_much", (), 3, "in needs_too_much"),
     "the port leaves": ("leaves_port", QUICK, 2, "gave nothing"),
     "the reference leaves": ("leaves_reference", QUICK, 2, "gave nothing"),
     "looking it up raises": ("raising.py:make", (), 2, "KeyError: 'make'"),

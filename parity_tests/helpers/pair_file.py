@@ -110,6 +110,10 @@ def leaves():
     raise Leaving("made nothing")
 
 
+def needs_too_much():
+    raise MemoryError("no room for 8 TB")
+
+
 def leaves_port():
     return replace(right(), port_call=leaving)
 

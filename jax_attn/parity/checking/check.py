@@ -23,6 +23,7 @@ from jax_attn.parity.checking.arguments import (
     x64_problems,
 )
 from jax_attn.parity.checking.by_convention import with_convention
+from jax_attn.parity.checking.coarse_port import with_coarse_dtype
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.on_mesh import replicated, told
 from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
@@ -98,7 +99,9 @@ def check(
       port_call: the same for the port. It receives the port as it was handed in, except that it
         receives a Linen module bound to its variables. An Equinox port with state returns
         (outputs, state).
-      dtype: the dtype of both modules; float32 if it is left out.
+      dtype: the dtype of both modules; float32 if it is left out. Outputs may be in a finer dtype,
+        such as the float32 logits of a model in bfloat16, and a note says so if they are in only
+        one of the two. A port with outputs in a coarser dtype is refused.
       gradients: whether to compare the gradients of the floating-point inputs and, with a layout,
         of the parameters, against one seeded cotangent for each output. They are unless this is
         False.
@@ -176,7 +179,7 @@ def _checked(
     prepared = prepare()
     port = Port(module, call, prepared.inputs, placement=placement)
     side = PortSide.of(prepared, port, transforms, layout)
-    with compiled_ahead(port, prepared.differentiated, transforms):
+    with compiled_ahead(port, prepared.dtype, prepared.differentiated, transforms):
         result = judged(prepared, side)
     if placement is not None:
         with full_precision():
@@ -245,14 +248,14 @@ def judged(prepared: ReferenceSide, side: PortSide) -> Result:
     Raises ValueError if only gradients fail and no output of the reference has one.
     """
     result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
-    result = with_convention(prepared, side.alone, side.weights.to_torch, result)
+    result = with_convention(prepared.by_either, side.alone, side.weights.to_torch, result)
     if problems := gradient_problems(prepared, result):
         raise ValueError("\n".join(problems))
-    return result
+    return with_coarse_dtype(side.alone, result)
 
 
 def _judged_by(prepared: ReferenceSide, side: PortSide) -> Result:
-    """Judge a port by the budgets of `prepared`: one of the two that a narrow dtype has."""
+    """Judge a port by the budgets of `prepared`: the first of a narrow dtype, or either."""
     found = Findings.merged(probe.findings(prepared, side) for probe in PROBES)
     result = judge_port(
         prepared,

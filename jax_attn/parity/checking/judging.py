@@ -1,6 +1,6 @@
 """Run a port under each transform and compare it with a prepared reference, tensor by tensor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from jax_attn.parity.judge.compare import BESIDE, TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined, quoted
-from jax_attn.parity.run.inputs_and_runs import COMPARED, Run, wide
+from jax_attn.parity.run.inputs_and_runs import COMPARED, Run, is_float, wide
 from jax_attn.parity.run.port import Port, full_precision
 
 
@@ -52,6 +52,7 @@ def judge_port(
     with full_precision(prepared.precision is None) as (platform, pinned):
         for transform in transforms:
             run = _run(prepared, port, transform, to_torch)
+            state_findings.notes |= dict.fromkeys(_other_dtypes(prepared, run))
             is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
             failed = set()
             for report in prepared.compare(run, transform, passed_over):
@@ -112,6 +113,18 @@ def _run(prepared: ReferenceSide, port: Port, transform: str, to_torch: ToTorch 
         if name not in prepared.buffers and (names is None or name in names)
     }
     return replace(run, parameter_grads=compared)
+
+
+def _other_dtypes(prepared: ReferenceSide, run: Run) -> Iterator[StandingNote]:
+    """Yield a note on each output that one side returns in a finer dtype than the other."""
+    for name, own in prepared.own.outputs.items():
+        got = run.outputs.get(name, own).dtype
+        if is_float(got) and is_float(own.dtype) and got != own.dtype:
+            yield StandingNote(
+                "output-dtype",
+                f"output {name!r} is {own.dtype} in the reference and {got} in the port; both were "
+                f"judged by the budget of {prepared.dtype}",
+            )
 
 
 def _by_torchs_rule(

@@ -6,7 +6,7 @@ them, and may come from a file.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -253,8 +253,13 @@ class ReferenceSide:
         )
         return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
 
+    @property
+    def by_either(self) -> "ReferenceSide":
+        """In a narrow dtype, the same with both budgets: a tensor passes if it passes by one."""
+        return _ByEither(self, self.again) if self.again else self
+
     def judged_again(self, result: Result, judge: Callable[["ReferenceSide"], Result]) -> Result:
-        """In a narrow dtype, judge failures again by the budget of what JAX stores.
+        """In a narrow dtype, judge failures again, also by the budget of what JAX stores.
 
         Both ways are correct: to keep each step of a softmax and each partial sum of a bias's
         gradient in float32, as torch does, or in the dtype, as JAX may. So are both ways to add up
@@ -264,14 +269,43 @@ class ReferenceSide:
         judge: the function that made `result`.
         """
         last: ReferenceSide = self
-        if self.again and any(map(_may_pass_again, result.tensors)):
-            last = self.again
-            again = judge(last)
-            pairs = zip(result.tensors, again.tensors, strict=True)
-            result = replace(
-                again, tensors=tuple(a if a.verdict is Verdict.PASS else b for a, b in pairs)
-            )
+        if self.again and any(
+            map(_may_pass_again, (*result.tensors, *self.inference_reports.values()))
+        ):
+            last = self.by_either
+            result = judge(last)
         if not self.gradients or all(report.verdict is Verdict.PASS for report in result.tensors):
             return result
         near = findings("near-side", last.near_sides)
         return replace(result, doubts=(*result.doubts, *near))
+
+
+@dataclass(frozen=True)
+class _ByEither(ReferenceSide):
+    """A reference with two budgets. All but the judgement of a tensor is as of the second.
+
+    first, second: the two sides, which differ only in their budgets.
+    """
+
+    first: ReferenceSide
+    second: ReferenceSide
+
+    again = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.second, name)
+
+    def answer(self, question: str) -> Any:
+        return self.second.answer(question)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        return self.second.notes
+
+    def judge_one(
+        self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
+    ) -> TensorReport:
+        report = self.first.judge_one(kind, name, transform, got, beside)
+        if report.verdict is Verdict.PASS:
+            return report
+        return self.second.judge_one(kind, name, transform, got, beside)

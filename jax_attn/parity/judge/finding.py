@@ -26,6 +26,8 @@ KINDS = MappingProxyType(
         "judged-as-jax": "a failure was judged again by the budget of what JAX stores",
         "precision-pinned": "the products of an accelerator were run in full precision",
         "not-run": "a test made no check, or its check gave no result",
+        "output-dtype": "an output has another dtype than the reference's",
+        "coarse-port": "a port that fails computes in a coarser dtype than it is checked in",
         "weights-differ": "a weight is not the same on both sides, or has no counterpart",
         "weights-not-compared": "without a table, weights and their gradients are not compared",
         "gradients-not-paired": "the table pairs no gradients of parameters",

@@ -47,7 +47,10 @@ def takes(make: Callable[..., Any], argument: str) -> bool:
 
 
 def called(named: str, make: Callable[..., Any], **arguments: Any) -> Any:
-    """Return what the function returns. Raises PairError, with the user's lines, if it raises."""
+    """Return what the function returns.
+
+    Raises PairError, with the user's lines, if it raises, and MemoryError if memory runs out.
+    """
     try:
         return make(**arguments)
     except KeyboardInterrupt:
@@ -117,9 +120,14 @@ def _imported(place: str) -> ModuleType:
         raise _told(f"{place} does not import", error) from error
 
 
-def _told(what: str, error: BaseException) -> PairError:
-    """Return the error to raise: the user's own, with the user's lines."""
+def _told(what: str, error: BaseException) -> PairError | MemoryError:
+    """Return the error to raise: the user's own, with the user's lines.
+
+    Memory that runs out is no mistake of the file's.
+    """
     message = f"{what}\n{of_user(error)}"
+    if isinstance(error, MemoryError):
+        return MemoryError(message)
     refused = refusal(error)
     if isinstance(refused, MissingModuleError):
         return MissingModuleError(message, refused.name)

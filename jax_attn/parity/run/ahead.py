@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
@@ -30,7 +29,9 @@ from jax_attn.parity.run.transforms import (
 
 
 @contextlib.contextmanager
-def compiled_ahead(port: Port, cotangents: Arrays, transforms: Sequence[str]) -> Iterator[None]:
+def compiled_ahead(
+    port: Port, dtype: str, cotangents: Arrays, transforms: Sequence[str]
+) -> Iterator[None]:
     """Compile in the background what the port's first runs under eager and jit need.
 
     Does nothing except on a CPU: an accelerator's memory may hold only one run at a time.
@@ -40,18 +41,20 @@ def compiled_ahead(port: Port, cotangents: Arrays, transforms: Sequence[str]) ->
         # If the port raises an error here, its run raises it again and reports it.
         with contextlib.suppress(Exception), full_precision() as (platform, _):
             if platform == "cpu" and port.placement is None:
-                _submit(pool, port, cotangents, transforms)
+                _submit(pool, port, dtype, cotangents, transforms)
         yield
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _submit(
-    pool: ThreadPoolExecutor, port: Port, cotangents: Arrays, transforms: Sequence[str]
+    pool: ThreadPoolExecutor,
+    port: Port,
+    dtype: str,
+    cotangents: Arrays,
+    transforms: Sequence[str],
 ) -> None:
-    forward, params, floats, others = port.bind()
-    args = params, floats, others
-    on_device = {name: jnp.array(a) for name, a in cotangents.items()}
+    forward, args, on_device = port.called(dtype, cotangents)
     is_known = False
     if "jit" in transforms:
         traced = LoweredProgram(jitted(forward).lower(*args, on_device))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.run.call_side import call_side
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
@@ -96,9 +97,9 @@ class Port:
         return forward, params, floats, others
 
     def run(self, dtype: str, cotangents: Arrays, transform: str) -> Run:
-        """Return outputs in `dtype` and, if there are cotangents, every gradient.
+        """Return the outputs and, if there are cotangents, every gradient.
 
-        Raises TypeError if an output is not `dtype`.
+        Raises TypeError as `called` does.
         """
         with self.on_mesh():
             forward, args, fitting = self.called(dtype, cotangents)
@@ -164,23 +165,23 @@ class Port:
     def called(self, dtype: str, cotangents: Arrays) -> tuple[Forward, Arguments, Tree]:
         """Return (forward, its arguments, the cotangents); no cotangents if the shapes do not fit.
 
-        Raises TypeError if an output is not `dtype`.
+        Each cotangent has the dtype of its output, which may be finer than `dtype`: many models
+        return float32 logits of a computation in bfloat16.
+
+        Raises TypeError if the dtype of an output does not hold every number of `dtype`.
         """
         forward, *bound = self.bind()
         args: Any = tuple(bound)
         shapes, decided = self._output_shapes
         shapes = shapes | {k: s for k, s in decided.items() if k in cotangents}
-        mistyped = {k: s.dtype.name for k, s in shapes.items() if s.dtype.name != dtype}
+        mistyped = {k: s.dtype for k, s in shapes.items() if not holds(s.dtype, dtype)}
         if mistyped:
-            raise TypeError(
-                f"port: expected outputs of dtype {dtype}, got {mistyped}; build the module with "
-                f"dtype and param_dtype {dtype}"
-            )
+            raise TypeError(_mistyped(mistyped, dtype))
         given = {k: c.shape for k, c in cotangents.items()}
         if {k: s.shape for k, s in shapes.items()} != given:
             # Outputs of other names or shapes have no cotangents; the comparison reports them.
             return forward, args, {}
-        fitting = {k: jnp.array(a, dtype) for k, a in cotangents.items()}
+        fitting = {k: jnp.array(a, shapes[k].dtype) for k, a in cotangents.items()}
         if self.placement is not None:  # each gets the sharding of its output
             lie, _ = jax.jit(forward).lower(*args).compile().output_shardings
             fitting = {k: jax.device_put(a, lie[k]) for k, a in fitting.items()}
@@ -213,6 +214,30 @@ def held(module: nnx.Module) -> dict[str, Any]:
 def paths_of(module: nnx.Module, kind: type[nnx.Variable]) -> set[str]:
     """Return the dotted paths of every Variable of a kind."""
     return {spelled(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
+
+
+def holds(wide: np.dtype, dtype: str) -> bool:
+    """Return whether a floating dtype holds every number of `dtype`."""
+    return is_float(wide) and np.can_cast(float_dtype(dtype), wide)
+
+
+def _mistyped(outputs: Mapping[str, np.dtype], dtype: str) -> str:
+    """Say that outputs are coarser than `dtype`, and how a port in that dtype is checked."""
+    got = {name: held.name for name, held in outputs.items()}
+    problem = (
+        f"port: expected outputs of dtype {dtype}, got {got}; build the module with dtype and "
+        f"param_dtype {dtype}"
+    )
+    coarsest = max(outputs.values(), key=lambda held: float(jnp.finfo(held).eps))
+    return f"{problem}; {checked_in(coarsest.name)}" if coarsest.name in DTYPES else problem
+
+
+def checked_in(dtype: str) -> str:
+    """Say how a port that computes in another dtype is checked."""
+    return (
+        f'to check a port that computes in {dtype}, pass dtype="{dtype}", with the reference and '
+        f"the port's parameters converted to {dtype}"
+    )
 
 
 def _apart(outputs: Tree) -> Outputs:

@@ -64,8 +64,10 @@ def _grad(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
         params: nnx.State, floats: Tree, others: Tree, cotangents: Tree
     ) -> tuple[jax.Array, Outputs]:
         outputs, after = forward(params, floats, others)
-        terms = [(c * outputs[k]).sum() for k, c in cotangents.items()]
-        return sum(terms, start=jnp.zeros((), terms[0].dtype)), (outputs, after)
+        # Some outputs may be wider than others; they are not promoted by themselves in strict mode.
+        dtype = max((c.dtype for c in cotangents.values()), key=lambda dtype: dtype.itemsize)
+        terms = [(c * outputs[k]).sum().astype(dtype) for k, c in cotangents.items()]
+        return sum(terms, start=jnp.zeros((), dtype)), (outputs, after)
 
     if not cotangents:
         return call_compiled(jax.jit(forward), *args), None

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jax_attn.families import Config, family_of, model_problems
-from jax_attn.families.family import Family, Prefixes, other_layers
+from jax_attn.families import Config, family_of, model_problems, said_type
+from jax_attn.families.family import Family, Prefixes, other_layers, prefixed
 from jax_attn.families.traits import Traits
 from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
 from jax_attn.porting.inspect.discover import Block, UnreadBlock, discover
@@ -89,12 +89,17 @@ def inspect(
             _block_as_spelled(block, seen_from(known, block.prefix), specs)
             for block in discover(specs, str(known.get("model_type", "")))
         ]
-        why = "no config.json" if config is None else f"model_type {kind!r}"
+        why = "no config.json" if config is None else f"model_type {said_type(known)}"
         notes = [f"{why}: the family is not known"]
     else:
         root = family.root(known, specs)
         blocks = _blocks_of_family(family, known, specs, unreadable)
         tied, notes = _ties(family.model(known, specs), specs, tied)
+        if kind is None and (kind := family.model_type(known)) is not None:
+            notes.append(
+                f"config.json has no model_type: {kind} by its architectures; transformers' Auto "
+                "classes need it"
+            )
         notes += [f"no whole model: {problem}" for problem in model_problems(known)]
     # A place up to its first number: decoder.block.3.
     numbered = (re.match(r".*?\d+", place) for block in blocks for place in block.places)
@@ -140,7 +145,7 @@ def _blocks_of_family(
         blocks.append(block)
         places.append(place)
         problems += misfits
-    problems += other_layers(config, places)
+    problems += prefixed(family, config, specs) or other_layers(config, places)
     if problems:
         problems = [*unreadable, *dict.fromkeys(problems)]
         raise TransferError("comparing the checkpoint with its config", problems)

@@ -37,9 +37,13 @@ class StartingTable:
 
 
 def starting_table(
-    specs: Specs, config: Config, tied: Mapping[str, str], name: str
+    specs: Specs, config: Config, tied: Mapping[str, str], name: str, opening: str = ""
 ) -> StartingTable:
-    """Return the table of a checkpoint called `name`. tied: key to the key whose tensor it is."""
+    """Return the table of a checkpoint called `name`.
+
+    tied: key to the key whose tensor it is. opening: the options with which `port` reads the same
+    tensors, each after a space.
+    """
     blocks = _blocks(specs, config)
     own = {key for key, same in tied.items() if same in specs}
     read = {key: spec for key, spec in specs.items() if key not in own}
@@ -51,7 +55,7 @@ def starting_table(
     passed = [key for key, spec in read.items() if _is_whole_numbers(spec) and key not in taken]
     left = [key for key in read if key not in taken and key not in passed]
     entries += [of_key(key, read) for key in left]
-    return _written(_folded(entries, read), passed, tied, own, name, options)
+    return _written(_folded(entries, read), passed, tied, own, name, f"{opening} {options}".strip())
 
 
 def _blocks(specs: Specs, config: Config) -> list[Block]:

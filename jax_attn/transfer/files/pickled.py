@@ -4,7 +4,7 @@ Only this file of the package imports torch, and only when it reads such a file.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 _NEEDED = (2, 10)
 """Earlier versions could run code from a file in spite of `weights_only=True`."""
 _INSTALL = f"pip install --upgrade 'torch>={_NEEDED[0]}.{_NEEDED[1]}'"
+
+_DEPTH = 2
+"""How many keys deep the tensors of a trainer's file are searched, beyond the first."""
 
 _ADVICE = re.compile(
     r"weights_only|add_safe_globals|arbitrary code|trust|^Please |^Check the doc|please file"
@@ -46,13 +49,25 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
     if odd := [key for key in held if not isinstance(key, str)]:
         raise file_error(path, f"expected strings as names of tensors, got {odd[:8]}")
     if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
-        parts = ((key, value) for key, value in held.items() if isinstance(value, Mapping))
-        inside = [k for k, v in parts if any(isinstance(t, torch.Tensor) for t in v.values())]
-        calls = " or ".join(f"load_checkpoint(…, part={key!r})" for key in inside)
-        hint = f"in Python: {calls}" if inside and not part else ""
+        inside = list(_parts(held, torch.Tensor))
+        options = " or ".join(f"--part {key}" for key in inside)
+        calls = " or ".join(f"part={key!r}" for key in inside)
+        hint = f"jax-attn inspect and port take {options}; in Python, {calls}"
+        hint = hint if inside and not part else ""
         text = f"expected names and tensors, got {_shown(held)}"
         raise file_error(path, f"{text}; tensors are under {inside}" if inside else text, hint)
     return dict(held)
+
+
+def _parts(held: Mapping[str, Any], tensor: type, depth: int = 0) -> Iterator[str]:
+    """Yield the keys of mappings that hold tensors, such as "state_dict" and "state.model"."""
+    for key, value in held.items():
+        if not isinstance(key, str) or not isinstance(value, Mapping):
+            continue
+        if any(isinstance(item, tensor) for item in value.values()):
+            yield key
+        elif depth < _DEPTH:
+            yield from (f"{key}.{inner}" for inner in _parts(value, tensor, depth + 1))
 
 
 def _torch(path: Path) -> Any:
@@ -68,11 +83,15 @@ def _torch(path: Path) -> Any:
 
 
 def _inside(path: Path, held: Any, part: str) -> Any:
+    """Return the value of a key, or of a key within a key if there is a dot between them."""
     keys = [str(key) for key in held] if isinstance(held, Mapping) else []
-    if not isinstance(held, Mapping) or part not in held:
-        text = f"part: expected one of its keys, got {part!r}; they are {_shown(keys)}"
-        raise file_error(path, text, nearest(part, keys))
-    return held[part]
+    if isinstance(held, Mapping) and part in held:
+        return held[part]
+    outer, _, inner = part.partition(".")
+    if inner and outer in keys:
+        return _inside(path, held[outer], inner)
+    text = f"part: expected one of its keys, got {part!r}; they are {_shown(keys)}"
+    raise file_error(path, text, nearest(part, keys))
 
 
 def _shown(keys: Any) -> list[str]:

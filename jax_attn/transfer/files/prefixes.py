@@ -30,6 +30,12 @@ class Renamed(LazyMapping[Any]):
         lazy = getattr(self._tensors, "describe", None)
         return lazy(self._keys[key]) if lazy else describe(self[key])
 
+    def tied(self) -> dict[str, str]:
+        """Map each key whose tensor occupies another key's memory to that other key."""
+        names = {old: new for new, old in self._keys.items()}
+        ties: Mapping[str, str] = getattr(self._tensors, "tied", dict)()
+        return {names[key]: names[same] for key, same in ties.items()}
+
     def mapped(self, key: str) -> Any:
         """Return one tensor for immediate use, uncopied if that is possible."""
         return read(self._tensors, self._keys[key])

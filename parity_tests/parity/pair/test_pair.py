@@ -51,6 +51,10 @@ def inner():
     raise KeyError("no such weight")
 
 
+def needs_too_much():
+    raise MemoryError("no room for 8 TB")
+
+
 def leaves():
     raise SystemExit(3)
 
@@ -141,6 +145,13 @@ def test_what_is_wrong_is_said_with_the_users_lines(name):
         read_pair(f"mine.py:{name}")
     assert all(text in str(caught.value) for text in WRONG[name]), str(caught.value)
     assert "/jax_attn/" not in str(caught.value)
+
+
+def test_memory_that_runs_out_is_no_mistake_of_the_file():
+    with pytest.raises(MemoryError) as caught:
+        read_pair("mine.py:needs_too_much")
+    assert "mine.py:needs_too_much raises" in str(caught.value)
+    assert "no room for 8 TB" in str(caught.value)
 
 
 def test_a_missing_package_is_named():

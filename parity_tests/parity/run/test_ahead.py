@@ -101,7 +101,7 @@ def test_a_run_gives_the_same_bits_and_compiles_less(transform, finished, compil
     assert compiled[True] >= AHEAD[transform]
     assert not compiled[False]
     compiled[True].clear()
-    got = run(port, transform, compiled_ahead(port, D_OUT, (transform,)))
+    got = run(port, transform, compiled_ahead(port, "float32", D_OUT, (transform,)))
     assert compiled[False] >= AHEAD[transform]
     assert not compiled[True] & AHEAD[transform]
     for kind, arrays in want.kinds.items():
@@ -111,7 +111,7 @@ def test_a_run_gives_the_same_bits_and_compiles_less(transform, finished, compil
 
 def test_a_second_run_traces_the_port_again():
     port = Port(Layer(), None, Inputs((X,), {}))
-    with compiled_ahead(port, D_OUT, ("jit",)):
+    with compiled_ahead(port, "float32", D_OUT, ("jit",)):
         run(port, "jit", nullcontext())
         CALLED_IN.clear()
         run(port, "jit", nullcontext())
@@ -120,7 +120,7 @@ def test_a_second_run_traces_the_port_again():
 
 def test_the_thread_runs_nothing_of_the_users(finished):
     CALLED_IN.clear()
-    with compiled_ahead(Port(Layer(), None, Inputs((X,), {})), D_OUT, ("eager", "jit")):
+    with compiled_ahead(Port(Layer(), None, Inputs((X,), {})), "float32", D_OUT, ("eager", "jit")):
         pass
     assert set(CALLED_IN) == {threading.current_thread()}
 
@@ -128,7 +128,7 @@ def test_the_thread_runs_nothing_of_the_users(finished):
 def test_what_a_port_raises_is_left_to_its_run():
     port = Port(Raises(), None, Inputs((X,), {}))
     with (
-        compiled_ahead(port, D_OUT, ("eager", "jit")),
+        compiled_ahead(port, "float32", D_OUT, ("eager", "jit")),
         pytest.raises(RaisedError, match="no such layer"),
     ):
         port.run("float32", D_OUT, "jit")

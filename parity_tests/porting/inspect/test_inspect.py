@@ -127,7 +127,7 @@ def test_ties_and_wrappers_are_told(tmp_path):
     save_checkpoint(tmp_path / "model.safetensors", made)
     found = inspected(tmp_path)
     (pair,) = found["tied"].items()
-    assert {*pair} == {"module.head.weight", "module.encoder.layer.0.attention.self.query.weight"}
+    assert {*pair} == {"head.weight", "encoder.layer.0.attention.self.query.weight"}
     assert any("torch.nn.DataParallel" in note for note in found["notes"])
     assert found["attention"][0]["places"] == ["encoder.layer.0.attention"]
 

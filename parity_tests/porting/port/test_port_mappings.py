@@ -225,11 +225,15 @@ BAD = {
     ),
     "a family that is not known": Bad(
         config={"model_type": "cohere"},
-        said=("cohere is not among the supported families", "llama", "OUT --to flax --layout"),
+        said=(
+            "names one of the supported families",
+            "got model_type 'cohere'",
+            "OUT --to flax --layout",
+        ),
     ),
     "a config that names no family": Bad(
         config={"model_type": None},
-        said=("names one of the supported families", "llama", "OUT --to flax --layout"),
+        said=("supported families", "llama", "got model_type none", "OUT --to flax --layout"),
     ),
     "a kernel of whole numbers": Bad(
         lambda held: held | {Q: held[Q].astype("int32")},

@@ -156,7 +156,7 @@ def test_a_part_is_asked_for_by_name(tmp_path, part, zipped):
     assert problem.text == (
         f"expected names and tensors, got ['{part}', 'epoch', 'lr']; tensors are under ['{part}']"
     )
-    assert problem.hint == f"in Python: load_checkpoint(…, part={part!r})"
+    assert problem.hint == f"jax-attn inspect and port take --part {part}; in Python, part={part!r}"
     with load_checkpoint(path, part=part) as checkpoint:
         assert list(checkpoint) == list(STATE)
 
@@ -213,7 +213,7 @@ BAD = {  # what is in the file, the part asked for, what is said
     "numbers for names": (of({0: torch.ones(2)}), None, "expected strings as names of tensors"),
     "a list": (of([torch.ones(2)]), None, "expected a mapping of names to tensors, got list"),
     "no tensor at all": (of({"epoch": 3}), None, "expected names and tensors, got ['epoch']"),
-    "two parts": (of(SPLIT), None, "part='a') or load_checkpoint(…, part='b')"),
+    "two parts": (of(SPLIT), None, "take --part a or --part b; in Python, part='a' or part='b'"),
     "no such part": (of({"state_dict": STATE}), "state_dit", "nearest: state_dict"),
     "a part of no mapping": (of([1]), "state_dict", "part: expected one of its keys"),
     "a part without tensors": (of({"model": {"epoch": 3}}), "model", "got ['epoch']"),

@@ -148,6 +148,10 @@ def named_outputs(result: Any, array: type | tuple[type, ...], side: str) -> dic
     got = type(result).__name__
     if isinstance(result, tuple | list):
         got += " of " + ", ".join(type(v).__name__ for v in result)
+    elif isinstance(result, Mapping):
+        others = {k: v for k, v in result.items() if not isinstance(v, array)}
+        kinds = ", ".join(f"{k!r} ({type(v).__name__})" for k, v in others.items())
+        got += f" with {kinds}" if others else " that is empty"
     raise TypeError(
         f"{side}: expected an array or a dict of named arrays, got {got}; give "
         f"{side}_call=lambda module, *args, **inputs: {{name: array, ...}} to name the outputs"

@@ -167,6 +167,11 @@ BAD = {
         "port: expected outputs of dtype float32, got",
     ),
     "outputs without names": (
+        lambda r, p, x: check(r, p, (x,), reference_call=lambda m, x: {"y": m(x), "all": (x,)}),
+        TypeError,
+        r"reference: expected an array or a dict of named arrays, got dict with 'all' \(tuple\); ",
+    ),
+    "a tuple of outputs": (
         lambda r, p, x: check(r, p, (x,), reference_call=lambda m, x: (m(x), m(x))),
         TypeError,
         "reference_call=lambda",

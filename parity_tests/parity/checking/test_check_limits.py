@@ -125,7 +125,11 @@ BAD = {
         ValueError,
         r"reference: expected real outputs, got complex ones, \['output'\]",
     ),
-    "inputs that are a list": (lambda r, p, x: check(r, p, [x]), TypeError, "inputs: expected"),
+    "a list of arrays": (
+        lambda r, p, x: check(r, p, [x]),
+        TypeError,
+        r"inputs\[0\]: expected a tuple of positional or a dict",
+    ),
     "an input that is a tensor": (
         lambda r, p, x: check(r, p, (torch.from_numpy(x),)),
         TypeError,

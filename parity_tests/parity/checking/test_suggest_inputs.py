@@ -5,6 +5,7 @@ transformers', all small and with random weights.
 """
 
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,6 +61,23 @@ class OfImages(nn.Module):
         return self.attention(y, y, y)[0]
 
 
+class OfWaves(nn.Module):
+    """Tokens of samples, and a mask of samples, of which a token needs the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(conv_kernel=(10, 3), conv_stride=(5, 2))
+        self.convs = nn.Sequential(nn.Conv1d(1, D, 10, 5), nn.Conv1d(D, D, 3, 2))
+        self.attention = nn.MultiheadAttention(D, 4, batch_first=True)
+
+    def forward(self, input_values, attention_mask=None):
+        y = self.convs(input_values[:, None]).mT
+        hidden = None
+        if attention_mask is not None:
+            hidden = attention_mask[:, ::10][:, : y.shape[1]] == 0
+        return self.attention(y, y, y, key_padding_mask=hidden)[0]
+
+
 def unweighted(m, query, key, value, attn_mask=None, key_padding_mask=None):
     masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
     return m(query, key, value, **masks, need_weights=False)[0]
@@ -101,6 +119,7 @@ ROWS = {
     ),
     "by hand": (ByHand, None, "x context mask language_id"),
     "of images": (OfImages, None, "images"),
+    "of waves": (OfWaves, None, "input_values attention_mask"),
     "bert": (
         lambda: tf.BertModel(tf.BertConfig(**PLAIN)),
         None,
@@ -319,6 +338,16 @@ def test_masks_are_what_is_added_where_booleans_would_hide_nothing():
 def test_one_axis_is_the_batch_where_a_layer_says_it_is_the_second():
     inputs = parity.suggest_inputs(nn.MultiheadAttention(D, N).eval())
     assert [inputs[name].shape[:2] for name in ("query", "key")] == [(11, 3), (5, 3)]
+
+
+def test_a_waveform_has_the_samples_of_several_tokens_and_its_mask_as_many():
+    module = reference("of waves")
+    inputs = suggested("of waves")
+    samples = inputs["input_values"].shape
+    assert module(*map(torch.from_numpy, inputs.values())).shape[1] == 11
+    assert inputs["attention_mask"].shape == samples
+    given = {"input_values": np.ones((3, 151), np.float32)}
+    assert parity.suggest_inputs(module, given=given)["attention_mask"].shape == (3, 151)
 
 
 def test_floats_have_the_dtype_that_is_asked_for():

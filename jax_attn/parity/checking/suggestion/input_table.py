@@ -173,6 +173,7 @@ _CHOICES: tuple[tuple[str, Callable[[str, ReferenceSizes], list[Choice]]], ...] 
     ("bool_masked_pos", lambda *_: [Choice(("B", "P"), lambda g, s: g.random(s) < 0.3)]),
     ("pixel_values|images?|img", _floats("BCYX")),
     ("input_features", _signal),
+    ("input_values|waveforms?|audio", _floats("BE", "BTF")),
     (r"keys?|values?|[kv]|(x_)?kv|context|memory|encoder_(hidden_states?|out(puts?)?)", _memory),
     (
         r"x(_q)?|inputs?|src|tgt|quer(y|ies)|q|h|hidden(_states?)?|.*embeds|embeddings|features",

@@ -93,15 +93,27 @@ class ReferenceSizes:
     def lengths(self, usual: int = 11) -> list[int]:
         """Return lengths to try: primes that are not taken, beyond `reach` if positions allow it.
 
-        A limit below the usual length is ignored, since the name may mean something else, such as
-        the size of a block.
+        A waveform has as many samples as give the usual number of tokens. A limit below the usual
+        length is ignored, since the name may mean something else, such as the size of a block.
         """
+        if steps := self.of_waveforms:
+            return [other_prime(_samples(usual, steps), self.taken)]
         most = min((x for x in self.all("positions") if x <= LONGEST), default=LONGEST)
         first = other_prime(max(self.reach, usual), self.taken)
         # Two positions may be reserved, for example for padding.
         limits = (most, most - 2, most // 2, 5)
         shorter = (other_prime(min(x, first), self.taken, -1) for x in limits)
         return list(dict.fromkeys(x for x in (first, *shorter) if x <= most or most < usual))
+
+    @property
+    def of_waveforms(self) -> list[tuple[int, int]]:
+        """Return (kernel, stride) of the convolutions that make a token of samples, in order."""
+        for source in self._sources():
+            made = (getattr(source, name, None) for name in ("conv_kernel", "conv_stride"))
+            kernels, strides = (x if isinstance(x, Sequence) else () for x in made)
+            if kernels and len(kernels) == len(strides):
+                return [*zip(kernels, strides, strict=True)]
+        return []
 
     @property
     def batch_first(self) -> bool:
@@ -114,6 +126,13 @@ class ReferenceSizes:
             if hasattr(config := getattr(module, "config", None), "__dict__"):
                 yield config
                 yield from (x for n, x in vars(config).items() if n.endswith("_config") and x)
+
+
+def _samples(tokens: int, steps: Sequence[tuple[int, int]]) -> int:
+    """Return the fewest samples of which convolutions make so many tokens."""
+    for kernel, stride in reversed(steps):
+        tokens = (tokens - 1) * stride + kernel
+    return tokens
 
 
 def other_prime(start: int, taken: set[int], step: int = 1) -> int:

@@ -180,7 +180,9 @@ def _forms(
     for T in sizes.lengths():
         B = other_prime(3, sizes.taken | {T})
         least = sizes.reach or max(T // 2, 5)
-        for S in (other_prime(least, sizes.taken | {B, T}), T):
+        # A mask of fewer samples than a waveform has would be taken for one of a shorter waveform.
+        of_others = () if sizes.of_waveforms else (other_prime(least, sizes.taken | {B, T}),)
+        for S in (*of_others, T):
             free = {"B": B + more, "T": T + more, "S": S + more}
             lengths = {**others, **free, **of_fixed}
             lengths["E"] = lengths["S" if beside_a_decoder else "T"]

@@ -12,9 +12,7 @@ import numpy as np
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.reference_side import ReferenceSide
-from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.finding import Finding
-from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
@@ -234,15 +232,6 @@ def chosen(names: Collection[str], patterns: str | Sequence[str]) -> frozenset[s
     )
 
 
-def selected(names: frozenset[str], total: int) -> Finding:
-    """Return a note that says how many of how many gradients are compared."""
-    return Finding(
-        "parameters-selected",
-        f"the gradients of {len(names)} of {total} parameters were compared: those that the "
-        "argument `parameters` selects",
-    )
-
-
 # --- arguments that can be run, but show nothing --------------------------------------------------
 
 
@@ -284,25 +273,6 @@ def output_problems(reference: "Reference", outputs: Arrays) -> list[str]:
         why = f": inputs {joined(empty)} hold no numbers" if empty else ""
         problems.append(f"reference: expected outputs that hold numbers, got {shapes}{why}")
     return problems
-
-
-def gradient_problems(prepared: ReferenceSide, result: Result) -> list[str]:
-    """Return why failing gradients cannot be compared: no output of the reference has a gradient.
-
-    This is tested only if nothing but gradients fails, since it takes a forward pass. A port
-    without a gradient passes too: both are zero.
-    """
-    failed = {report.kind for report in result.tensors if report.verdict is Verdict.FAIL}
-    if result.failures or not failed or any(not kind.startswith("gradient") for kind in failed):
-        return []
-    return [] if prepared.has_gradient else [_NO_GRADIENT]
-
-
-_NO_GRADIENT = (
-    "reference: expected outputs with a gradient, as the port's have, but requires_grad is False "
-    "for all of them: the module or reference_call runs under torch.no_grad() or detaches them. "
-    "Remove that, or pass gradients=False to compare only the outputs"
-)
 
 
 def input_doubts(prepared: "Prepared") -> tuple[Finding, ...]:

@@ -17,20 +17,16 @@ from jax_attn.parity.checking.arguments import (
     Problems,
     expect_none,
     fixed_problems,
-    gradient_problems,
     narrowed_problems,
     port_problems,
     reference_problems,
     x64_problems,
 )
-from jax_attn.parity.checking.by_convention import with_convention
-from jax_attn.parity.checking.judging import judge_port
+from jax_attn.parity.checking.judged import judged
 from jax_attn.parity.checking.on_mesh import replicated, told
-from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
-from jax_attn.parity.checking.reference_errors import without_reference_errors
+from jax_attn.parity.checking.port_weights import HeldWeights
+from jax_attn.parity.checking.probes import PortSide
 from jax_attn.parity.checking.reference_side import ReferenceSide
-from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
@@ -161,7 +157,8 @@ def check(
     prepared = own or golden
     assert prepared is not None
     called_port = Port(port, port_call, prepared.inputs, placement=placement)
-    side = PortSide.of(prepared, called_port, tuple(transforms), layout)
+    weights = None if layout is None else HeldWeights(port, layout)
+    side = PortSide.of(prepared, called_port, tuple(transforms), weights)
     with compiled_ahead(called_port, prepared.differentiated, transforms):
         result = judged(prepared, side)
     if placement is not None:
@@ -172,7 +169,8 @@ def check(
     result = replace(result, notes=(*result.notes, *prepared.notes))
     if own is not None:
         own.reference.expect_unwritten()
-        explainer = partial(_explained, own.reference, side.alone, layout)
+        alone = called_port.on_one_device() or called_port
+        explainer = partial(_explained, own.reference, alone, layout)
         result = replace(result, explainer=explainer)
     return result.strict() if strict else result
 
@@ -223,37 +221,6 @@ def explain(
         operations from run to run, or if its tensors do not fit into half of the free memory.
     """
     return check(reference, port, inputs, **options).explain()
-
-
-def judged(prepared: ReferenceSide, side: PortSide) -> Result:
-    """Judge a port by a prepared reference, and by what the probes find of it.
-
-    Raises ValueError if only gradients fail and no output of the reference has one.
-    """
-    result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
-    result = with_convention(prepared, side.alone, side.weights.to_torch, result)
-    if problems := gradient_problems(prepared, result):
-        raise ValueError("\n".join(problems))
-    return result
-
-
-def _judged_by(prepared: ReferenceSide, side: PortSide) -> Result:
-    """Judge a port by the budgets of `prepared`: one of the two that a narrow dtype has."""
-    found = Findings.merged(probe.findings(prepared, side) for probe in PROBES)
-    result = judge_port(
-        prepared,
-        side.port,
-        side.transforms,
-        to_torch=side.weights.to_torch,
-        beside=side.beside,
-        paired=side.weights.paired,
-        passed_over=side.passed_over,
-        **found._asdict(),
-    )
-    if result.verdict is Verdict.FAIL:
-        return result if prepared.again else without_reference_errors(prepared, result)
-    other = Findings.merged(probe.findings(prepared, side) for probe in OF_OTHER_INPUTS)
-    return replace(result, failures=other.failures, notes=(*other.notes, *result.notes))
 
 
 def _explained(

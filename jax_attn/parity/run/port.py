@@ -1,11 +1,11 @@
 """Run an NNX module on its inputs, and name its outputs, gradients and state."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.parity.judge.finding import StandingNote
-from jax_attn.parity.run.call_side import call_side
+from jax_attn.parity.run.asked_port import PortFacts
+from jax_attn.parity.run.call_side import as_raised, call_side
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
 from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
 from jax_attn.parity.run.transforms import (
@@ -123,6 +124,39 @@ class Port:
         outputs = outputs | after.get("decided", {})
         arrays = (_arrays(outputs), _arrays(inputs), _arrays(by_path))
         return Run(*arrays, left, second, unlike)
+
+    def tried(self, dtype: str, inputs: Inputs, transform: str) -> Run | str:
+        """Return a forward run on other inputs; if it raises an error, its type and message."""
+        try:
+            return replace(self, inputs=inputs).run(dtype, {}, transform)
+        except Exception as error:  # the port may raise any error
+            return as_raised(error)
+
+    @contextlib.contextmanager
+    def full_precision(self, wanted: bool) -> Iterator[tuple[str, tuple[StandingNote, ...]]]:
+        """Run in full precision in this context, as `full_precision` does."""
+        with full_precision(wanted) as found:
+            yield found
+
+    @cached_property
+    def facts(self) -> PortFacts:
+        """What judging must know of the module and its placement."""
+        is_cut = self.placement is not None and any(
+            not a.sharding.is_fully_replicated for a in self.arrays().values()
+        )
+        drawn, caches = (frozenset(paths_of(self.module, k)) for k in (nnx.RngState, nnx.Cache))
+        return PortFacts(self.placement is not None, is_cut, drawn, caches)
+
+    def on_one_device(self) -> Self | None:
+        """Return the same port on a mesh of one device, or None if it is not on a mesh."""
+        if self.placement is None:
+            return None
+        return replace(self, placement=self.placement.on_one_device)
+
+    def held(self, paths: Collection[str]) -> Arrays:
+        """Return arrays of the module, by dotted path, as they are before any call."""
+        arrays = held(self.module)
+        return {path: np.asarray(arrays[path]) for path in paths}
 
     def programs(self, dtype: str, cotangents: Arrays) -> dict[str, jax.stages.Compiled]:
         """Compile the forward pass and, if there are cotangents, forward and backward together."""

@@ -16,7 +16,7 @@ from jax_attn.cli.status import WrongInput, missing
 from jax_attn.environment import EXTRAS, install_line
 from jax_attn.parity.pair.errors import MissingModuleError, PairError, refusal
 from jax_attn.parity.pair.pair import Pair, TrainingPair
-from jax_attn.parity.pair.read import called, function, pair_of, port_of, takes
+from jax_attn.parity.pair.read import made, pair_of, port_of
 
 if TYPE_CHECKING:
     from jax_attn.parity.golden.golden import Golden
@@ -108,14 +108,8 @@ class Request:
         golden: the golden reference by which only the port of the pair is judged.
         """
         dtype = self.options.get("dtype", None if golden is None else golden.dtype)
-        if dtype == "float64":
-            import jax
-
-            jax.config.update("jax_enable_x64", True)  # before the port is built
-        make = function(self.named)
-        takes_dtype = dtype and takes(make, "dtype")
-        made = called(self.named, make, **({"dtype": dtype} if takes_dtype else {}))
-        pair = pair_of(self.named, made) if golden is None else port_of(self.named, made)
+        result = made(self.named, dtype)
+        pair = pair_of(self.named, result) if golden is None else port_of(self.named, result)
         if self.training is not isinstance(pair, TrainingPair):
             kinds = "a Pair", "a TrainingPair"
             expected, got = reversed(kinds) if self.training else kinds

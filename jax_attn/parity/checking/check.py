@@ -10,20 +10,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_attn.parity.checking.arguments import (
-    Problems,
-    expect_none,
-    fixed_problems,
     narrowed_problems,
     port_problems,
     reference_problems,
     x64_problems,
 )
+from jax_attn.parity.checking.fixed import Problems, expect_none, fixed_problems
 from jax_attn.parity.checking.judged import judged
-from jax_attn.parity.checking.on_mesh import replicated, told
+from jax_attn.parity.checking.on_mesh import notes_on_mesh
 from jax_attn.parity.checking.port_weights import HeldWeights
 from jax_attn.parity.checking.probes import PortSide
 from jax_attn.parity.checking.reference_side import ReferenceSide
@@ -31,7 +28,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.placement import MeshPlacement
-from jax_attn.parity.run.port import Port, float_dtype, full_precision
+from jax_attn.parity.run.port import Port, float_dtype
 from jax_attn.transfer import Layout
 from jax_attn.transfer.kinds.held import as_call, as_module
 
@@ -136,7 +133,8 @@ def check(
     if isinstance(reference, ReferenceSide):
         golden = reference
         asked = (inputs, dtype, gradients, seed, reference_call, parameters)
-        expect_none(fixed_problems(golden, *asked), of_port)
+        of_jax = Problems([], x64_problems(golden.dtype))
+        expect_none(fixed_problems(golden, *asked), of_jax, of_port)
         given = golden.inputs
     else:
         dtype, seed = "float32" if dtype is None else dtype, 0 if seed is None else seed
@@ -151,22 +149,16 @@ def check(
         prepare = partial(
             prepare_module, reference, given, reference_call, dtype, gradients, seed, parameters
         )
-    port, port_call = as_module(port), as_call(port, port_call)
-    placement = _placed(port, given, mesh, specs)
+    called_port = port_on(given, port, port_call, mesh, specs)
     own = prepare() if prepare else None
     prepared = own or golden
     assert prepared is not None
-    called_port = Port(port, port_call, prepared.inputs, placement=placement)
-    weights = None if layout is None else HeldWeights(port, layout)
+    weights = None if layout is None else HeldWeights(called_port.module, layout)
     side = PortSide.of(prepared, called_port, tuple(transforms), weights)
     with compiled_ahead(called_port, prepared.differentiated, transforms):
         result = judged(prepared, side)
-    if placement is not None:
-        with full_precision():
-            programs = called_port.programs(prepared.dtype, prepared.differentiated)
-        on_mesh = (*told(called_port, programs), *replicated(called_port, programs))
-        result = replace(result, notes=(*on_mesh, *result.notes))
-    result = replace(result, notes=(*result.notes, *prepared.notes))
+    on_mesh = notes_on_mesh(called_port, prepared.dtype, prepared.differentiated)
+    result = replace(result, notes=(*on_mesh, *result.notes, *prepared.notes))
     if own is not None:
         own.reference.expect_unwritten()
         alone = called_port.on_one_device() or called_port
@@ -175,19 +167,22 @@ def check(
     return result.strict() if strict else result
 
 
-def _placed(
-    port: nnx.Module,
+def port_on(
     inputs: Inputs,
+    port: Any,
+    call: Callable[..., Any] | None,
     mesh: Mesh | None,
     specs: Mapping[str, PartitionSpec] | None,
-) -> MeshPlacement | None:
-    """Return the placement of a port and its inputs; None without a mesh.
+) -> Port:
+    """Return a port of any kind on its inputs, placed on the mesh, if there is one.
 
     Raises TypeError for integers that JAX narrows, and ValueError if the specs do not fit.
     """
     if problems := narrowed_problems(inputs):
         raise TypeError("\n".join(problems))
-    return MeshPlacement.of(mesh, specs, port, inputs)
+    module = as_module(port)
+    placement = MeshPlacement.of(mesh, specs, module, inputs)
+    return Port(module, as_call(port, call), inputs, placement=placement)
 
 
 def explain(

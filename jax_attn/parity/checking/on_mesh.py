@@ -12,9 +12,19 @@ import jax
 
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.judge.text import joined
-from jax_attn.parity.run.port import Port
+from jax_attn.parity.run.inputs_and_runs import Arrays
+from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.traffic import sent, total
 from jax_attn.transfer import flatten
+
+
+def notes_on_mesh(port: Port, dtype: str, cotangents: Arrays) -> tuple[StandingNote, ...]:
+    """Return every note on a port's programs; none if it is not on a mesh."""
+    if port.placement is None:
+        return ()
+    with full_precision():
+        programs = port.programs(dtype, cotangents)
+    return (*told(port, programs), *replicated(port, programs))
 
 
 def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from jax_attn.transfer import Layout
 
 
+PINNED = StandingNote("precision-pinned", 'matmul precision pinned to "highest"')
+"""The note on a port whose products an accelerator computes in full precision."""
+
+
 class PortFacts(NamedTuple):
     """What judging must know of a port beside its numbers.
 
@@ -39,7 +43,7 @@ class AskedPort(Protocol):
         """Return outputs in `dtype` and, if there are cotangents, every gradient."""
 
     def tried(self, dtype: str, inputs: Inputs, transform: str) -> Run | str:
-        """Return a forward run on other inputs; if it raises an error, its type and message."""
+        """Return a forward run on other inputs; if it raises an error, a line that says so."""
 
     def held(self, paths: Collection[str]) -> Arrays:
         """Return arrays of the module, by dotted path, as they are before any call."""

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.parity.judge.finding import StandingNote
-from jax_attn.parity.run.asked_port import PortFacts
+from jax_attn.parity.run.asked_port import PINNED, PortFacts
 from jax_attn.parity.run.call_side import as_raised, call_side
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
 from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
@@ -126,11 +126,11 @@ class Port:
         return Run(*arrays, left, second, unlike)
 
     def tried(self, dtype: str, inputs: Inputs, transform: str) -> Run | str:
-        """Return a forward run on other inputs; if it raises an error, its type and message."""
+        """Return a forward run on other inputs; if it raises an error, a line that says so."""
         try:
             return replace(self, inputs=inputs).run(dtype, {}, transform)
         except Exception as error:  # the port may raise any error
-            return as_raised(error)
+            return " ".join(as_raised(error).split())
 
     @contextlib.contextmanager
     def full_precision(self, wanted: bool) -> Iterator[tuple[str, tuple[StandingNote, ...]]]:
@@ -288,9 +288,6 @@ def x64_for(dtype: str) -> Iterator[None]:
     """Turn JAX's x64 mode on if `dtype` is float64, and off otherwise."""
     with jax.enable_x64(dtype == "float64"):
         yield
-
-
-PINNED = StandingNote("precision-pinned", 'matmul precision pinned to "highest"')
 
 
 @contextlib.contextmanager

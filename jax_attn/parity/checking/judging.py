@@ -53,7 +53,8 @@ def judge_port(
             run = _run(prepared, port, transform, to_torch)
             is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
             failed = set()
-            for report in prepared.compare(run, transform, passed_over):
+            is_paired = to_torch is not None
+            for report in prepared.compare(run, transform, passed_over, is_paired=is_paired):
                 by_rule, note = _by_torchs_rule(prepared, report, run)
                 reports.append(by_rule)
                 state_findings.notes |= dict.fromkeys(note)

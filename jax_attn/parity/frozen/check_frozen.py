@@ -50,13 +50,7 @@ def check_frozen(
     golden = decoded(folder, read(folder, digest, in_memory=True))
     expect_none(fixed_problems(golden, *(options.get(name) for name in _FIXED)))
     with PortProcess(named, seconds) as process:
-        try:
-            frozen = _judged(process, golden, options)
-        except (PairError, MemoryError, TypeError, ValueError):
-            raise
-        except Exception as error:  # answers that contradict one another
-            text = f"expected answers of its process that can be judged, got {error!r}"
-            raise PairError(f"{named}: {text}") from error
+        frozen = judged_by_answers(process, golden, options)
         process.leave()
     try:
         read(folder, digest)
@@ -65,13 +59,19 @@ def check_frozen(
     return frozen
 
 
-def _judged(process: PortProcess, golden: Golden, options: Mapping[str, Any]) -> Frozen:
+def judged_by_answers(process: PortProcess, golden: Golden, options: Mapping[str, Any]) -> Frozen:
+    """Judge by what a port's process answers. Raises PairError, TypeError or ValueError."""
     side = Unanswered.of(golden)
     asked = made(process, options, {name: getattr(side, name) for name in fields_of(Unanswered)})
     port = FrozenPort(process, asked)
     weights = None if asked.layout is None else FrozenWeights(process, asked.layout)
     transforms = tuple(options.get("transforms", asked.transforms))
-    result = judged(golden, PortSide.of(golden, port, transforms, weights))
+    try:
+        result = judged(golden, PortSide.of(golden, port, transforms, weights))
+    except (PairError, MemoryError, TypeError, ValueError):
+        raise
+    except Exception as error:  # answers that contradict one another
+        raise process.wrong("what can be judged", error) from error
     result = replace(result, notes=(*port.notes_on_mesh(), *result.notes, *golden.notes))
     strict = options.get("strict", asked.strict)
     files = frozenset(map(Path, port.files()))

@@ -35,8 +35,8 @@ class TooSlowError(MessageError):
     """No message in time."""
 
 
-def send(channel: socket.socket, value: Any) -> None:
-    """Write a message. Raises TypeError for an array of a dtype that safetensors lacks."""
+def written(value: Any) -> tuple[bytes, bytes]:
+    """Return the parts of a message. Raises TypeError for an array that safetensors cannot hold."""
     encoder = TreeEncoder(TYPES)
     data = json.dumps(encoder.encode(value), allow_nan=False).encode()
     known = DTYPE_OF_CODE.values()
@@ -44,9 +44,26 @@ def send(channel: socket.socket, value: Any) -> None:
         if a.dtype.name not in known:
             raise TypeError(f"{name}: expected an array of {', '.join(known)}, got {a.dtype.name}")
     whole = {k: a if a.flags.c_contiguous else a.copy("C") for k, a in encoder.arrays.items()}
-    for part in (data, save(whole)):
+    return data, save(whole)
+
+
+def send(channel: socket.socket, value: Any) -> None:
+    """Write a message. Raises TypeError as `written` does, and OSError."""
+    for part in written(value):
         channel.sendall(len(part).to_bytes(8, "little"))
         channel.sendall(part)
+
+
+def parsed(data: bytes | bytearray, arrays: bytes | bytearray) -> Any:
+    """Return the value of a message that is in two parts. Raises MessageError."""
+    try:
+        tensors = {
+            name: np.frombuffer(t["data"], DTYPE_OF_CODE[t["dtype"]]).reshape(t["shape"])
+            for name, t in deserialize(bytes(arrays))
+        }
+        return decode(json.loads(data), tensors, TYPES)
+    except Exception as error:  # whatever the other side wrote
+        raise MessageError(f"wrote no message: {error!r}") from error
 
 
 def receive(
@@ -75,15 +92,7 @@ def receive(
             held += piece
         return held
 
-    data, arrays = (_part(read, limit) for _ in range(2))
-    try:
-        tensors = {
-            name: np.frombuffer(t["data"], DTYPE_OF_CODE[t["dtype"]]).reshape(t["shape"])
-            for name, t in deserialize(bytes(arrays))
-        }
-        return decode(json.loads(data), tensors, TYPES)
-    except Exception as error:  # whatever the other side wrote
-        raise MessageError(f"wrote no message: {error!r}") from error
+    return parsed(_part(read, limit), _part(read, limit))
 
 
 def _part(read: Callable[[int], bytearray], limit: int | None) -> bytearray:

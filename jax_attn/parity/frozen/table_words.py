@@ -39,7 +39,8 @@ def layout_of(words: Any) -> Layout:
 
 def _row(words: Any) -> Row:
     keys, paths, steps, is_optional = words
-    named = tuple(Step(name, *[_computes_nothing] * 4) for name in _texts(steps))
+    nothing = _computes_nothing
+    named = tuple(Step(name, nothing, nothing, nothing, nothing) for name in _texts(steps))
     return Row(_texts(keys), _texts(paths), named, is_optional is True)
 
 

@@ -1,5 +1,6 @@
 """`jax-attn check`: a user's own pair, from one file."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -119,6 +120,8 @@ def command(
         expect_installed("torch", "is the reference", "torch")
     expect_writable("--report", report, RESULT_FILES)
     settle_platforms()
+    if report is not None:  # before a port's process runs, which could write to any file
+        importlib.import_module("jax_attn.report.result_files")
     options = {name: values[name] for name in given}
     words = [*typed(options), *(["--training"] if training else [])]
     words += ["--golden", str(golden)] if golden else []

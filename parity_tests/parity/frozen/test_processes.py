@@ -1,7 +1,9 @@
 """Files that set out to cheat: each is run by the command in a process of its own; none passes."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -219,6 +221,32 @@ def test_no_file_that_cheats_passes(function, folder):
     assert not any(line.startswith("PASS") for line in done.output.splitlines())
     running = [Path("/proc", str(one.number), "cmdline") for one in processes()]
     assert not [f for f in running if f.exists() and b"left by a port" in f.read_bytes()]
+
+
+LATE = """
+import subprocess, sys
+start, loaded = subprocess.Popen.__init__, set()
+def started(*args, **named):
+    loaded.update(sys.modules)
+    start(*args, **named)
+subprocess.Popen.__init__ = started
+from jax_attn.cli import main
+try:
+    main(sys.argv[1:], standalone_mode=False)
+finally:
+    late = {name for name in sys.modules.keys() - loaded if name.startswith("jax_attn")}
+    print(late, "jax" in sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_the_judge_imports_no_jax_and_nothing_of_its_own_once_the_file_runs(folder):
+    words = ("check", "port.py:make", "--golden", "golden", "--expect-digest", DIGEST)
+    command = [sys.executable, "-c", LATE, *words, "--report", "report", "--json"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert json.loads(done.stdout)["verdict"] == "PASS", done.stderr
+    assert done.stderr.splitlines()[-1] == "set() False"
 
 
 def test_a_right_port_has_the_report_of_a_check_in_this_process(folder):

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,21 @@ def present(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def describe() -> dict[str, Any]:
-    """Return plain data for a report's head; starts jax."""
+def of_jax() -> dict[str, Any]:
+    """Return the part of `describe` that starts jax: its devices and settings."""
     import jax
 
+    return {
+        "devices": [f"{d.platform}: {d.device_kind}" for d in jax.devices()],
+        **{name: setting(getattr(jax.config, name)) for name, setting in _JAX_SETTINGS.items()},
+    }
+
+
+def describe(jax_part: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return plain data for a report's head.
+
+    jax_part: `of_jax` of the process in which the port ran; without it, jax is started in this one.
+    """
     versions = {name: version(name) for name in PACKAGES}
     return {
         "python": platform.python_version(),
@@ -74,8 +86,7 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "devices": [f"{d.platform}: {d.device_kind}" for d in jax.devices()],
-        **{name: setting(getattr(jax.config, name)) for name, setting in _JAX_SETTINGS.items()},
+        **(of_jax() if jax_part is None else jax_part),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
 

@@ -36,6 +36,8 @@ JUDGING = (
     "parity.judge.result",
     "selfcheck.matrix.cases",
     "parity.run.inputs_and_runs",
+    "parity.checking.judged",
+    "parity.golden.golden",
     "parity.explaining.explanation",
     "report.documents",
 )

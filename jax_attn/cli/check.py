@@ -1,15 +1,16 @@
 """`jax-attn check`: a user's own pair, from one file."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
 from jax_attn.cli.checking.options import OPTIONS, arguments, typed
-from jax_attn.cli.checking.request import Request, problems_of_options, refuse
+from jax_attn.cli.checking.request import TIMEOUT, Judged, Request, problems_of_options, refuse
 from jax_attn.cli.checking.shown import Forms
 from jax_attn.cli.common.outcome import expect_writable
 from jax_attn.cli.common.selection import REPORT
@@ -17,9 +18,6 @@ from jax_attn.cli.status import Exit, expect_installed
 from jax_attn.environment import settle_platforms
 from jax_attn.parity.pair.errors import PairError
 from jax_attn.report.files import RESULT_FILES
-
-if TYPE_CHECKING:
-    from jax_attn.parity.judge.result import Result
 
 
 @click.command("check")
@@ -52,7 +50,16 @@ if TYPE_CHECKING:
 @click.option(
     "--expect-digest",
     metavar="DIGEST",
-    help="With --golden: refuse a golden reference with another digest.",
+    help="With --golden: refuse a golden reference with another digest, and run the file in a "
+    "process of its own, which hands back arrays and cannot change the verdict.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --expect-digest: how long the answers of that process may take, all together.",
 )
 @click.option(
     "--all-tensors", is_flag=True, help="List every tensor, not only the ten worst of many."
@@ -70,6 +77,7 @@ def command(
     as_json: bool,
     golden: Path | None,
     expect_digest: str | None,
+    timeout: float,
     **values: Any,
 ) -> None:
     """Check that a port computes what its PyTorch reference computes, forward and backward.
@@ -100,6 +108,8 @@ def command(
         )
     if golden is None and expect_digest is not None:
         problems.append("--expect-digest: goes with --golden")
+    if expect_digest is None and timeout != TIMEOUT:
+        problems.append("--timeout: goes with --expect-digest")
     if golden is not None and report is not None and _is_within(report, golden):
         problems.append(f"--report: expected a folder outside of --golden, got {report}")
     if watch and as_json:
@@ -110,22 +120,25 @@ def command(
         expect_installed("torch", "is the reference", "torch")
     expect_writable("--report", report, RESULT_FILES)
     settle_platforms()
+    if report is not None:  # before a port's process runs, which could write to any file
+        importlib.import_module("jax_attn.report.result_files")
     options = {name: values[name] for name in given}
     words = [*typed(options), *(["--training"] if training else [])]
     words += ["--golden", str(golden)] if golden else []
-    words += ["--expect-digest", expect_digest] if expect_digest else []
-    request = Request(named, options, training, explain, (*words,), golden, expect_digest)
+    words += ["--expect-digest", expect_digest] if expect_digest is not None else []
+    words += [] if timeout == TIMEOUT else ["--timeout", f"{timeout:g}"]
+    request = Request(named, options, training, explain, (*words,), golden, expect_digest, timeout)
     forms = Forms(report, as_json=as_json, all_tensors=all_tensors)
     if watch:
         _watch(request, forms)
     try:
-        result, interrupted = request.judged()
+        judged = request.judged()
     except (PairError, MemoryError) as error:
         refuse(error)
-    forms.show(result, request.command)
-    if interrupted:
-        raise interrupted
-    sys.exit(Exit[result.verdict])
+    forms.show(judged, request.command)
+    if judged.interrupted:
+        raise judged.interrupted
+    sys.exit(Exit[judged.result.verdict])
 
 
 def _is_within(folder: Path, other: Path) -> bool:
@@ -136,22 +149,25 @@ def _watch(request: Request, forms: Forms) -> NoReturn:
     """Check after every change of a file, until Ctrl-C."""
     from jax_attn.cli.checking.watch import moved, runs
 
-    def check() -> "Result | None":
+    imported: set[Path] = set()  # by the port's process, if it has one
+
+    def check() -> Judged | None:
         try:
-            result, interrupted = request.judged()
+            judged = request.judged()
         except (PairError, MemoryError) as error:
             click.echo(f"Error: {error}", err=True)
             return None
-        if interrupted:
-            raise interrupted
-        return result
+        if judged.interrupted:
+            raise judged.interrupted
+        imported.update(judged.files)
+        return judged
 
-    last: Result | None = None
-    for result in runs(request.named, check):
-        if result is not None and last is not None:
-            forms.show_changes(result, request.command, moved(last, result))
-        elif result is not None:
-            forms.show(result, request.command)
-        last = result or last
+    last: Judged | None = None
+    for judged in runs(request.named, check, further=imported):
+        if judged is not None and last is not None:
+            forms.show_changes(judged, request.command, moved(last.result, judged.result))
+        elif judged is not None:
+            forms.show(judged, request.command)
+        last = judged or last
         click.echo("waiting for a change; Ctrl-C ends", err=True)
     raise AssertionError("watching never ends by itself")

@@ -12,8 +12,7 @@ import optax
 import torch
 from flax import nnx
 
-from jax_attn.parity.run.inputs_and_runs import is_float
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import float_dtype, is_float
 from jax_attn.training.optimizers.optax_like import learning_rates, optax_like
 from jax_attn.transfer import Layout
 

@@ -243,6 +243,20 @@ def test_a_file_and_what_it_imports_are_read_again_when_they_change(folder, monk
         next(seen)
 
 
+def test_files_that_another_process_imports_are_watched_too(folder, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # put back after the test
+    other, further = folder / "apart" / "another.py", set()
+    other.parent.mkdir()
+    other.write_text("first")
+
+    def read():
+        further.add(other)
+        return other.read_text()
+
+    seen = runs("mine.py:make", read, Edits((other, "second")), further)
+    assert [next(seen), next(seen)] == ["first", "second"]
+
+
 def test_what_moved_since_the_last_run_is_said(folder, monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     text = PAIRS.replace("1.125 * module(x)", "module(x)")

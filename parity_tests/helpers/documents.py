@@ -20,6 +20,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import NamedTuple
 
 from click.testing import CliRunner
@@ -35,6 +36,7 @@ LANGUAGES = ("python", "console", "text", "bash")
 
 _FILE = re.compile(r"# ([\w.]+\.py)\n")
 _NUMBER = re.compile(r"[-+±]?\d[\d.,]*(?:e[-+]?\d+)?")
+_ASSIGNMENT = re.compile(r"(\w+)=\$\((.*)\)")
 _LEFT_OUT = "…"
 _WIDTH = "88"
 
@@ -60,10 +62,12 @@ def blocks(page: str) -> list[Block]:
 class Session:
     """What a reader who follows a page has: names, and the working directory.
 
-    status: that of the last command.
+    variables: what commands such as `NAME=$(jax-attn …)` print on stdout. status: that of the last
+    command.
     """
 
     names: dict = field(default_factory=lambda: {"__name__": "__main__"})
+    variables: dict[str, str] = field(default_factory=dict)
     status: int = 0
 
     def run(self, page: str, name: str) -> Iterator[tuple[Block, str]]:
@@ -93,7 +97,9 @@ class Session:
         commands = [line for line in block.code.splitlines() if line.startswith("$ ")]
         for i, command in enumerate(commands):
             yield f"{command}\n"
-            program, *arguments = shlex.split(command.removeprefix("$ "))
+            line = Template(command.removeprefix("$ ")).safe_substitute(self.variables)
+            name, line = found.groups() if (found := _ASSIGNMENT.fullmatch(line)) else ("", line)
+            program, *arguments = shlex.split(line)
             asked = i + 1 < len(commands) and commands[i + 1] == "$ echo $?"
             match program:
                 case "jax-attn":
@@ -101,7 +107,8 @@ class Session:
                         main, arguments, prog_name=program
                     )
                     self.status = done.exit_code
-                    yield done.output
+                    self.variables |= {name: done.stdout.strip()} if name else {}
+                    yield done.stderr if name else done.output
                     assert asked or not self.status, (
                         f"{command}: status {self.status}\n{done.output}"
                     )

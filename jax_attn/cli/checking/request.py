@@ -16,7 +16,7 @@ from jax_attn.cli.status import WrongInput, missing
 from jax_attn.environment import EXTRAS, install_line
 from jax_attn.parity.pair.errors import MissingModuleError, PairError, refusal
 from jax_attn.parity.pair.pair import Pair, TrainingPair
-from jax_attn.parity.pair.read import called, function, pair_of, port_of, takes
+from jax_attn.parity.pair.read import made, pair_of, port_of
 
 if TYPE_CHECKING:
     from jax_attn.parity.golden.golden import Golden
@@ -28,7 +28,7 @@ def refusals() -> Iterator[None]:
     """Turn an error of the user's code, or one that refuses arguments, into a PairError."""
     try:
         yield
-    except (KeyboardInterrupt, MemoryError):
+    except (KeyboardInterrupt, MemoryError, PairError):
         raise
     except BaseException as error:  # pytest's outcomes, for one, are no Exception
         if (refused := refusal(error)) is None:
@@ -37,10 +37,19 @@ def refusals() -> Iterator[None]:
 
 
 class Judged(NamedTuple):
-    """A result; and Ctrl-C, if it came before the result was explained."""
+    """A result; and Ctrl-C, if it came before the result was explained.
+
+    jax_part, files: of a port in a process of its own, that process's `environment.of_jax`, and the
+    user's files that it imported.
+    """
 
     result: "Result"
     interrupted: KeyboardInterrupt | None = None
+    jax_part: dict[str, Any] | None = None
+    files: frozenset[Path] = frozenset()
+
+
+TIMEOUT = 1800.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,8 @@ class Request:
     named: `FILE.py:FUNCTION` or `package.module:FUNCTION`. options: arguments of `parity.check` or
     `parity.check_training` that win over those of the file. training: whether to check a training.
     explain: whether to explain a result that is not PASS. words: the options as they were typed.
-    golden: the folder of a golden reference that judges the port. expect_digest: its digest.
+    golden: the folder of a golden reference that judges the port. expect_digest: its digest, with
+    which the file runs in a process of its own. timeout: the seconds that its answers may take.
     """
 
     named: str
@@ -60,6 +70,7 @@ class Request:
     words: tuple[str, ...] = ()
     golden: Path | None = None
     expect_digest: str | None = None
+    timeout: float = TIMEOUT
 
     @property
     def command(self) -> str:
@@ -73,6 +84,8 @@ class Request:
 
         Raises PairError: the file, or what it makes, cannot be checked. Raises MemoryError.
         """
+        if self.golden is not None and self.expect_digest is not None:
+            return self._judged_frozen(self.golden, self.expect_digest)
         with stdout_is_stderr():
             with refusals():
                 golden = self._golden()
@@ -100,7 +113,15 @@ class Request:
             return None
         from jax_attn.parity.golden.golden import load_golden
 
-        return load_golden(self.golden, expect_digest=self.expect_digest)
+        return load_golden(self.golden)
+
+    def _judged_frozen(self, golden: Path, digest: str) -> "Judged":
+        from jax_attn.parity.frozen.check_frozen import check_frozen
+
+        with refusals():
+            frozen = check_frozen(self.named, golden, digest, self.options, self.timeout)
+        result = replace(frozen.result, name=self.named)
+        return Judged(result, jax_part=frozen.jax_part, files=frozen.files)
 
     def pair(self, golden: "Golden | None" = None) -> Pair | TrainingPair:
         """Read the file, and return the pair with the options in place. Raises PairError.
@@ -108,14 +129,8 @@ class Request:
         golden: the golden reference by which only the port of the pair is judged.
         """
         dtype = self.options.get("dtype", None if golden is None else golden.dtype)
-        if dtype == "float64":
-            import jax
-
-            jax.config.update("jax_enable_x64", True)  # before the port is built
-        make = function(self.named)
-        takes_dtype = dtype and takes(make, "dtype")
-        made = called(self.named, make, **({"dtype": dtype} if takes_dtype else {}))
-        pair = pair_of(self.named, made) if golden is None else port_of(self.named, made)
+        result = made(self.named, dtype)
+        pair = pair_of(self.named, result) if golden is None else port_of(self.named, result)
         if self.training is not isinstance(pair, TrainingPair):
             kinds = "a Pair", "a TrainingPair"
             expected, got = reversed(kinds) if self.training else kinds

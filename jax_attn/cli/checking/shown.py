@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jax_attn.cli.checking.request import Judged
 from jax_attn.cli.common.outcome import tell
 
 if TYPE_CHECKING:
@@ -19,26 +20,29 @@ class Forms:
     as_json: bool
     all_tensors: bool
 
-    def show(self, result: "Result", command: str) -> None:
+    def show(self, judged: Judged, command: str) -> None:
         """Write the report's files, and print the result. command: the line that asked for it."""
         tell(
-            _document(result, command) if self.as_json else "",
-            [result.report(all_tensors=self.all_tensors), *_next_lines(result, command)],
-            files={} if self.report is None else _files(result, command),
+            _document(judged, command) if self.as_json else "",
+            [
+                judged.result.report(all_tensors=self.all_tensors),
+                *_next_lines(judged.result, command),
+            ],
+            files={} if self.report is None else _files(judged, command),
             report=self.report,
             as_json=self.as_json,
         )
 
-    def show_changes(self, result: "Result", command: str, changes: Sequence[str]) -> None:
+    def show_changes(self, judged: Judged, command: str, changes: Sequence[str]) -> None:
         """Write the report's files, and print what changed since the result before."""
         tell(
             "",
             [
-                f"{result.verdict}: {result.gist}",
+                f"{judged.result.verdict}: {judged.result.gist}",
                 *(changes or ["nothing moved"]),
-                *_next_lines(result, command),
+                *_next_lines(judged.result, command),
             ],
-            files={} if self.report is None else _files(result, command),
+            files={} if self.report is None else _files(judged, command),
             report=self.report,
             as_json=False,
         )
@@ -50,17 +54,17 @@ def _next_lines(result: "Result", command: str) -> list[str]:
     return [f"next: {step.sentence}" for step in next_steps(result, command)]
 
 
-def _document(result: "Result", command: str) -> str:
+def _document(judged: Judged, command: str) -> str:
     from jax_attn.environment import describe
     from jax_attn.report.documents import check_as_json
 
-    return check_as_json(result, describe(), command)
+    return check_as_json(judged.result, describe(judged.jax_part), command)
 
 
-def _files(result: "Result", command: str) -> dict[str, str]:
+def _files(judged: Judged, command: str) -> dict[str, str]:
     """Return the text of each file of the report; the JSON is also what `--json` prints."""
     from jax_attn.environment import describe
     from jax_attn.report.result_files import result_files
 
-    files = result_files([result], describe())
-    return files | {"result.json": _document(result, command)}
+    files = result_files([judged.result], describe(judged.jax_part))
+    return files | {"result.json": _document(judged, command)}

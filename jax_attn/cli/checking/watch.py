@@ -3,15 +3,16 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jax_attn.parity.pair.errors import is_users
 
 if TYPE_CHECKING:
     from jax_attn.parity.judge.result import Result
 
+T = TypeVar("T")
 _SECONDS = 0.2
 """The time between two looks at the files."""
 
@@ -52,23 +53,24 @@ class UsersModules:
 
 def runs(
     named: str,
-    check: Callable[[], "Result | None"],
+    check: Callable[[], T | None],
     wait: Callable[[float], None] | None = None,
-) -> "Iterator[Result | None]":
+    further: Collection[Path] = (),
+) -> Iterator[T | None]:
     """Yield the outcome of the check, now and after each change of a file; it never ends.
 
     check: returns None if the file cannot be checked, after saying why. wait: instead of
-    `time.sleep`.
+    `time.sleep`. further: more files to watch; the check may add to them.
     """
     modules = UsersModules(named)
     # A compiled file stands for any source of its size and its second, so for a later save, too.
     sys.dont_write_bytecode = True
     while True:
-        before = _stamps(modules.files(failed=True))
+        before = _stamps(modules.files(failed=True) | {*further})
         modules.forget()
         outcome = check()
         yield outcome
-        watched = modules.files(failed=outcome is None)
+        watched = modules.files(failed=outcome is None) | {*further}
         # A file that changed during the check has another stamp already.
         before = {file: before.get(file, stamp) for file, stamp in _stamps(watched).items()}
         while _stamps(watched) == before:

@@ -2,26 +2,22 @@
 
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from jax_attn.dtypes import DTYPES
-from jax_attn.parity.checking.reference_side import ReferenceSide
-from jax_attn.parity.judge.compare import Verdict
+from jax_attn.parity.checking.fixed import Problems
 from jax_attn.parity.judge.finding import Finding
-from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
 from jax_attn.parity.run.placement import type_problems as type_problems_of_mesh
-from jax_attn.parity.run.port import float_dtype, x64_is_on
+from jax_attn.parity.run.port import x64_is_on
 from jax_attn.transfer import Layout
-from jax_attn.transfer.arrays import describe, same_bits
+from jax_attn.transfer.arrays import describe
 from jax_attn.transfer.kinds.held import why_no_port
 from jax_attn.transfer.table.layout import LAYOUT_HINT
 
@@ -30,21 +26,6 @@ if TYPE_CHECKING:
 
     from jax_attn.parity.checking.prepared import Prepared
     from jax_attn.parity.run.reference import Reference
-
-
-class Problems(NamedTuple):
-    """Reasons why arguments cannot be checked: wrong types, and wrong values of the right types."""
-
-    types: list[str]
-    values: list[str]
-
-
-def expect_none(*parts: Problems) -> None:
-    """Raise TypeError with every wrong type, or else ValueError with every wrong value."""
-    if types := [line for part in parts for line in part.types]:
-        raise TypeError("\n".join(types))
-    if values := [line for part in parts for line in part.values]:
-        raise ValueError("\n".join(values))
 
 
 def reference_problems(
@@ -59,54 +40,6 @@ def reference_problems(
     if types:
         return Problems(types, [])
     return Problems([], seed_problems(seed) + dtype_problems(reference, dtype))
-
-
-def fixed_problems(
-    golden: ReferenceSide,
-    inputs: Any,
-    dtype: Any,
-    gradients: Any,
-    seed: Any,
-    reference_call: Any,
-    parameters: Any,
-) -> Problems:
-    """Return which arguments ask for something else than `golden`, where they are fixed.
-
-    None stands for an argument that is left out.
-    """
-    every = golden.answer("weights").parameters
-    names = None if parameters is None else chosen(every, parameters)
-    held = frozenset(every) if golden.parameters is None else golden.parameters
-    is_other = {
-        "inputs": inputs is not None and not _are_same(inputs, golden),
-        "dtype": dtype not in (None, golden.dtype),
-        "gradients": gradients not in (None, golden.gradients),
-        "seed": seed not in (None, golden.seed),
-        "reference_call": reference_call is not None,
-        "parameters": names not in (None, held),
-    }
-    own_and_got = {
-        "inputs": ("", "others"),
-        "dtype": (f", {golden.dtype}", repr(dtype)),
-        "gradients": (f", {golden.gradients}", gradients),
-        "seed": (f", {golden.seed}", seed),
-        "reference_call": ("", repr(reference_call)),
-        "parameters": (f", {len(held)} of them", repr(parameters)),
-    }
-    values = [
-        f"{name}: expected the golden reference's own{its}, got {got}; leave it out, or capture "
-        "the reference again with it"
-        for name, (its, got) in own_and_got.items()
-        if is_other[name]
-    ]
-    return Problems([], values + x64_problems(golden.dtype))
-
-
-def _are_same(inputs: Any, golden: ReferenceSide) -> bool:
-    given = Inputs.of(inputs, float_dtype(golden.dtype))
-    ours, theirs = (each.named(each.args, each.kwargs) for each in (given, golden.inputs))
-    same = ours.keys() == theirs.keys() and len(given.args) == len(golden.inputs.args)
-    return same and all(same_bits(a, theirs[name]) for name, a in ours.items())
 
 
 def port_problems(
@@ -209,40 +142,6 @@ def x64_problems(dtype: Any) -> list[str]:
     ]
 
 
-def chosen(names: Collection[str], patterns: str | Sequence[str]) -> frozenset[str]:
-    """Return the names of a reference's parameters that match any of the `fnmatch` patterns.
-
-    Raises TypeError if the patterns are not strings, and ValueError naming each that matches none.
-    """
-    listed = [patterns] if isinstance(patterns, str) else patterns
-    is_list = isinstance(listed, list | tuple)
-    if not is_list or not listed or not all(isinstance(pattern, str) for pattern in listed):
-        expected = "a pattern of parameter names or a tuple of such patterns"
-        raise TypeError(f"parameters: expected {expected}, got {patterns!r}")
-    problems = []
-    for pattern in listed:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            nearest = get_close_matches(pattern, names, n=3, cutoff=0) or ["none"]
-            problems.append(
-                f"parameters: expected a pattern of the reference's parameters, got {pattern!r}, "
-                f"which matches none of {len(names)}; nearest: {', '.join(nearest)}"
-            )
-    if problems:
-        raise ValueError("\n".join(problems))
-    return frozenset(
-        name for name in names if any(fnmatchcase(name, pattern) for pattern in listed)
-    )
-
-
-def selected(names: frozenset[str], total: int) -> Finding:
-    """Return a note that says how many of how many gradients are compared."""
-    return Finding(
-        "parameters-selected",
-        f"the gradients of {len(names)} of {total} parameters were compared: those that the "
-        "argument `parameters` selects",
-    )
-
-
 # --- arguments that can be run, but show nothing --------------------------------------------------
 
 
@@ -284,25 +183,6 @@ def output_problems(reference: "Reference", outputs: Arrays) -> list[str]:
         why = f": inputs {joined(empty)} hold no numbers" if empty else ""
         problems.append(f"reference: expected outputs that hold numbers, got {shapes}{why}")
     return problems
-
-
-def gradient_problems(prepared: ReferenceSide, result: Result) -> list[str]:
-    """Return why failing gradients cannot be compared: no output of the reference has a gradient.
-
-    This is tested only if nothing but gradients fails, since it takes a forward pass. A port
-    without a gradient passes too: both are zero.
-    """
-    failed = {report.kind for report in result.tensors if report.verdict is Verdict.FAIL}
-    if result.failures or not failed or any(not kind.startswith("gradient") for kind in failed):
-        return []
-    return [] if prepared.has_gradient else [_NO_GRADIENT]
-
-
-_NO_GRADIENT = (
-    "reference: expected outputs with a gradient, as the port's have, but requires_grad is False "
-    "for all of them: the module or reference_call runs under torch.no_grad() or detaches them. "
-    "Remove that, or pass gradients=False to compare only the outputs"
-)
 
 
 def input_doubts(prepared: "Prepared") -> tuple[Finding, ...]:

@@ -8,8 +8,8 @@ from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.compare import BESIDE, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.run.asked_port import AskedPort
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run
-from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.transfer.arrays import same_bits
 
 
@@ -50,7 +50,7 @@ _OF_RUNS = ("output", "gradient of input", "gradient of parameter")
 
 
 def with_convention(
-    prepared: ReferenceSide, port: Port, to_torch: ToTorch | None, result: Result
+    prepared: ReferenceSide, port: AskedPort, to_torch: ToTorch | None, result: Result
 ) -> Result:
     """Return a result whose failure names the convention, if the port differs only by it."""
     failed = [r for r in result.tensors if r.verdict is Verdict.FAIL]
@@ -62,7 +62,7 @@ def with_convention(
         return result
     if not conventions:
         return result
-    with full_precision(prepared.precision is None):
+    with port.full_precision(prepared.precision is None):
         run = port.run(prepared.dtype, prepared.differentiated, failed[0].transform)
     grads = to_torch(run.parameter_grads) if to_torch else {}
     run = replace(run, parameter_grads=grads)

@@ -9,34 +9,26 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_attn.parity.checking.arguments import (
-    Problems,
-    expect_none,
-    fixed_problems,
-    gradient_problems,
     narrowed_problems,
     port_problems,
     reference_problems,
     x64_problems,
 )
-from jax_attn.parity.checking.by_convention import with_convention
-from jax_attn.parity.checking.coarse_port import with_coarse_dtype
-from jax_attn.parity.checking.judging import judge_port
-from jax_attn.parity.checking.on_mesh import replicated, told
-from jax_attn.parity.checking.probes import OF_OTHER_INPUTS, PROBES, PortSide
-from jax_attn.parity.checking.reference_errors import without_reference_errors
+from jax_attn.parity.checking.fixed import Problems, expect_none, fixed_problems
+from jax_attn.parity.checking.judged import judged
+from jax_attn.parity.checking.on_mesh import notes_on_mesh
+from jax_attn.parity.checking.port_weights import HeldWeights
+from jax_attn.parity.checking.probes import PortSide
 from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.checking.several_inputs import Given, each_of, joined
-from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.ahead import compiled_ahead
-from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 from jax_attn.parity.run.placement import MeshPlacement
-from jax_attn.parity.run.port import Port, float_dtype, full_precision
+from jax_attn.parity.run.port import Port
 from jax_attn.transfer import Layout
 from jax_attn.transfer.kinds.held import as_call, as_module
 
@@ -139,7 +131,8 @@ def check(
     prepares: list[Callable[[], ReferenceSide]] = []
     if isinstance(reference, ReferenceSide):
         golden, asked = reference, (inputs, dtype, gradients, seed, reference_call, parameters)
-        expect_none(fixed_problems(golden, *asked), of_port)
+        of_jax = Problems([], x64_problems(golden.dtype))
+        expect_none(fixed_problems(golden, *asked), of_jax, of_port)
         every = [golden.inputs]
         prepares.append(lambda: golden)
     else:
@@ -156,12 +149,11 @@ def check(
             others = tuple(other for other in every if other is not given)
             options = (reference_call, dtype, gradients, seed, parameters, others)
             prepares.append(partial(prepare_module, reference, given, *options))
-    module, call = as_module(port), as_call(port, port_call)
-    placements = [_placed(module, given, mesh, specs) for given in every]
+    ports = [port_on(given, port, port_call, mesh, specs) for given in every]
     result = joined(
         [
-            _checked(prepare, module, call, placement, tuple(transforms), layout)
-            for prepare, placement in zip(prepares, placements, strict=True)
+            _checked(prepare, on_inputs, tuple(transforms), layout)
+            for prepare, on_inputs in zip(prepares, ports, strict=True)
         ]
     )
     return result.strict() if strict else result
@@ -169,44 +161,42 @@ def check(
 
 def _checked(
     prepare: Callable[[], ReferenceSide],
-    module: nnx.Module,
-    call: Callable[..., Any] | None,
-    placement: MeshPlacement | None,
+    port: Port,
     transforms: tuple[str, ...],
     layout: Layout | None,
 ) -> Result:
     """Prepare a reference on its inputs, and judge a port by it."""
     prepared = prepare()
-    port = Port(module, call, prepared.inputs, placement=placement)
-    side = PortSide.of(prepared, port, transforms, layout)
+    weights = None if layout is None else HeldWeights(port.module, layout)
+    side = PortSide.of(prepared, port, transforms, weights)
     with compiled_ahead(port, prepared.dtype, prepared.differentiated, transforms):
         result = judged(prepared, side)
-    if placement is not None:
-        with full_precision():
-            programs = port.programs(prepared.dtype, prepared.differentiated)
-        on_mesh = (*told(port, programs), *replicated(port, programs))
-        result = replace(result, notes=(*on_mesh, *result.notes))
-    result = replace(result, notes=(*result.notes, *prepared.notes))
+    on_mesh = notes_on_mesh(port, prepared.dtype, prepared.differentiated)
+    result = replace(result, notes=(*on_mesh, *result.notes, *prepared.notes))
     reference = prepared.at_hand
     if reference is None:
         return result
     reference.expect_unwritten()
-    return replace(result, explainer=partial(_explained, reference, side.alone, layout))
+    alone = port.on_one_device() or port
+    return replace(result, explainer=partial(_explained, reference, alone, layout))
 
 
-def _placed(
-    port: nnx.Module,
+def port_on(
     inputs: Inputs,
+    port: Any,
+    call: Callable[..., Any] | None,
     mesh: Mesh | None,
     specs: Mapping[str, PartitionSpec] | None,
-) -> MeshPlacement | None:
-    """Return the placement of a port and its inputs; None without a mesh.
+) -> Port:
+    """Return a port of any kind on its inputs, placed on the mesh, if there is one.
 
     Raises TypeError for integers that JAX narrows, and ValueError if the specs do not fit.
     """
     if problems := narrowed_problems(inputs):
         raise TypeError("\n".join(problems))
-    return MeshPlacement.of(mesh, specs, port, inputs)
+    module = as_module(port)
+    placement = MeshPlacement.of(mesh, specs, module, inputs)
+    return Port(module, as_call(port, call), inputs, placement=placement)
 
 
 def explain(
@@ -240,37 +230,6 @@ def explain(
         operations from run to run, or if its tensors do not fit into half of the free memory.
     """
     return check(reference, port, inputs, **options).explain()
-
-
-def judged(prepared: ReferenceSide, side: PortSide) -> Result:
-    """Judge a port by a prepared reference, and by what the probes find of it.
-
-    Raises ValueError if only gradients fail and no output of the reference has one.
-    """
-    result = prepared.judged_again(_judged_by(prepared, side), partial(_judged_by, side=side))
-    result = with_convention(prepared.by_either, side.alone, side.weights.to_torch, result)
-    if problems := gradient_problems(prepared, result):
-        raise ValueError("\n".join(problems))
-    return with_coarse_dtype(side.alone, result)
-
-
-def _judged_by(prepared: ReferenceSide, side: PortSide) -> Result:
-    """Judge a port by the budgets of `prepared`: the first of a narrow dtype, or either."""
-    found = Findings.merged(probe.findings(prepared, side) for probe in PROBES)
-    result = judge_port(
-        prepared,
-        side.port,
-        side.transforms,
-        to_torch=side.weights.to_torch,
-        beside=side.beside,
-        paired=side.weights.paired,
-        passed_over=side.passed_over,
-        **found._asdict(),
-    )
-    if result.verdict is Verdict.FAIL:
-        return result if prepared.again else without_reference_errors(prepared, result)
-    other = Findings.merged(probe.findings(prepared, side) for probe in OF_OTHER_INPUTS)
-    return replace(result, failures=other.failures, notes=(*other.notes, *result.notes))
 
 
 def _explained(

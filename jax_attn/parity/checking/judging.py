@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from jax_attn.parity.checking.on_mesh import unlike_copies
 from jax_attn.parity.checking.reference_errors import reference_failures
 from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.checking.state import StateFindings, States
@@ -15,17 +14,17 @@ from jax_attn.parity.judge.compare import BESIDE, TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined, quoted
+from jax_attn.parity.run.asked_port import AskedPort
 from jax_attn.parity.run.inputs_and_runs import COMPARED, Run, is_float, wide
-from jax_attn.parity.run.port import Port, full_precision
 
 
 def judge_port(
     prepared: ReferenceSide,
-    port: Port,
+    port: AskedPort,
     transforms: Sequence[str],
     *,
     to_torch: ToTorch | None,
-    beside: Port | None = None,
+    beside: AskedPort | None = None,
     paired: frozenset[str] = frozenset(),
     passed_over: frozenset[str] = frozenset(),
     failures: Sequence[Finding] = (),
@@ -49,13 +48,14 @@ def judge_port(
     states = States(prepared, port, to_torch, paired)
     state_findings = StateFindings(reports)
     is_finite: dict[str, bool] = {}
-    with full_precision(prepared.precision is None) as (platform, pinned):
+    with port.full_precision(prepared.precision is None) as (platform, pinned):
         for transform in transforms:
             run = _run(prepared, port, transform, to_torch)
             state_findings.notes |= dict.fromkeys(_other_dtypes(prepared, run))
             is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
             failed = set()
-            for report in prepared.compare(run, transform, passed_over):
+            is_paired = to_torch is not None
+            for report in prepared.compare(run, transform, passed_over, is_paired=is_paired):
                 by_rule, note = _by_torchs_rule(prepared, report, run)
                 reports.append(by_rule)
                 state_findings.notes |= dict.fromkeys(note)
@@ -100,7 +100,7 @@ def judge_port(
     )
 
 
-def _run(prepared: ReferenceSide, port: Port, transform: str, to_torch: ToTorch | None) -> Run:
+def _run(prepared: ReferenceSide, port: AskedPort, transform: str, to_torch: ToTorch | None) -> Run:
     """Run the port once, and rename the gradients of its parameters to the reference's names.
 
     Without those of the reference's buffers, which a port may hold as parameters.
@@ -176,6 +176,17 @@ def other_numbers(
         "read the time, or keep state outside of its Variables"
     )
     return (Finding("other-numbers", failure),)
+
+
+def unlike_copies(run: Run, transform: str) -> Iterator[Finding]:
+    """Yield a failure if devices disagree on an array that should be replicated."""
+    if run.unlike:
+        yield Finding(
+            "unlike-copies",
+            f"{transform}: devices hold different numbers for {quoted(run.unlike)}, which should "
+            "be the same on each; a sum over an axis of the mesh (jax.lax.psum) may be missing in "
+            "a shard_map with check_vma=False",
+        )
 
 
 def not_finite_under_some(is_finite: Mapping[str, bool]) -> tuple[Finding, ...]:

@@ -1,4 +1,4 @@
-"""Check more than the numbers of a port on a mesh: equal copies, and what it sends and holds.
+"""Say more than the numbers of a port on a mesh: what its devices send and hold.
 
 The port is also run on one device. A sum over the shards of a mesh is a sum in another order, and
 may err by the budget, which allows any order.
@@ -6,45 +6,25 @@ may err by the budget, which allows any order.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
 
-from jax_attn.parity.judge.finding import Finding, StandingNote
-from jax_attn.parity.judge.text import joined, quoted
-from jax_attn.parity.run.inputs_and_runs import Run
-from jax_attn.parity.run.port import Port
+from jax_attn.parity.judge.finding import StandingNote
+from jax_attn.parity.judge.text import joined
+from jax_attn.parity.run.inputs_and_runs import Arrays
+from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.traffic import sent, total
 from jax_attn.transfer import flatten
 
 
-def on_one_device(port: Port) -> Port | None:
-    """Return the same port on a mesh of one device, or None if it is not on a mesh."""
+def notes_on_mesh(port: Port, dtype: str, cotangents: Arrays) -> tuple[StandingNote, ...]:
+    """Return every note on a port's programs; none if it is not on a mesh."""
     if port.placement is None:
-        return None
-    return replace(port, placement=port.placement.on_one_device)
-
-
-def unlike_copies(run: Run, transform: str) -> Iterator[Finding]:
-    """Yield a failure if devices disagree on an array that should be replicated."""
-    if run.unlike:
-        yield Finding(
-            "unlike-copies",
-            f"{transform}: devices hold different numbers for {quoted(run.unlike)}, which should "
-            "be the same on each; a sum over an axis of the mesh (jax.lax.psum) may be missing in "
-            "a shard_map with check_vma=False",
-        )
-
-
-def nothing_cut(port: Port) -> Iterator[Finding]:
-    """Yield a doubt if every device computes everything."""
-    if port.placement is None:
-        return
-    arrays = port.arrays()
-    if all(a.sharding.is_fully_replicated for a in arrays.values()):
-        whole = "mesh: nothing is sharded, so every device computes everything; pass specs="
-        yield Finding("nothing-cut", whole)
+        return ()
+    with full_precision():
+        programs = port.programs(dtype, cotangents)
+    return (*told(port, programs), *replicated(port, programs))
 
 
 def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:

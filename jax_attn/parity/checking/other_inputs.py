@@ -1,16 +1,15 @@
 """Judge a port on inputs other than the given ones, for which the reference was asked before."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.judge.compare import Verdict, rms
 from jax_attn.parity.judge.finding import Finding, Findings, findings
 from jax_attn.parity.judge.text import joined, quoted
-from jax_attn.parity.run.call_side import as_raised
+from jax_attn.parity.run.asked_port import AskedPort
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, wide
-from jax_attn.parity.run.port import Port, full_precision
 
 # --- integers that a port could ignore unseen -----------------------------------------------------
 
@@ -28,7 +27,7 @@ class OtherIntegers:
     each: Mapping[str, ReferenceSide] = field(default_factory=dict)
 
 
-def ignored_integers(others: OtherIntegers, port: Port, transforms: Sequence[str]) -> Findings:
+def ignored_integers(others: OtherIntegers, port: AskedPort, transforms: Sequence[str]) -> Findings:
     """Judge the port, forward only, on other values of each integer input that it might ignore."""
     if others.together is None:
         return Findings(notes=others.notes)
@@ -48,7 +47,7 @@ def not_checked(names: Iterable[str], why: str) -> Finding:
     return Finding("input-not-varied", note)
 
 
-def _failures(others: OtherIntegers, port: Port, transform: str) -> Iterator[str]:
+def _failures(others: OtherIntegers, port: AskedPort, transform: str) -> Iterator[str]:
     """Yield why the port fails on all of them together, by input if some input alone fails too."""
     assert others.together is not None
     together = _reasons(others.together, port, transform)
@@ -67,14 +66,12 @@ class _RefusedError(Exception):
     """The port raises an error on the other values."""
 
 
-def _reasons(prepared: ReferenceSide, port: Port, transform: str) -> list[str]:
+def _reasons(prepared: ReferenceSide, port: AskedPort, transform: str) -> list[str]:
     """Return why the port differs from the reference on these inputs."""
-    with full_precision():
-        try:
-            run = replace(port, inputs=prepared.inputs).run(prepared.dtype, {}, transform)
-        except Exception as error:  # the port may raise any error
-            raised = f"with other values the port raises {as_raised(error)}"
-            raise _RefusedError(raised) from error
+    with port.full_precision(True):
+        run = port.tried(prepared.dtype, prepared.inputs, transform)
+    if isinstance(run, str):
+        raise _RefusedError(f"with other values the port raises {run}")
     return [
         f"{report.transform} {report.label}: {reason}"
         for report in prepared.compare(run, transform)
@@ -94,7 +91,7 @@ class OtherInputs(NamedTuple):
 
 
 def kept_outputs(
-    others: OtherInputs | None, prepared: ReferenceSide, port: Port
+    others: OtherInputs | None, prepared: ReferenceSide, port: AskedPort
 ) -> tuple[Finding, ...]:
     """Return a failure if the port repeats its first outputs on inputs that change the reference's.
 
@@ -103,15 +100,15 @@ def kept_outputs(
     if others is None:
         return ()
     exact = prepared.exact.kinds["output"]
-    try:
-        with full_precision(prepared.precision is None):
-            run = Port(port.module, port.call, others.inputs).run(prepared.dtype, {}, "eager")
-    except Exception:  # any error of the port: the check promises nothing on these inputs
+    with port.full_precision(prepared.precision is None):
+        run = port.tried(prepared.dtype, others.inputs, "eager")
+    if isinstance(run, str):  # an error of the port: the check promises nothing on these inputs
         return ()
     kept = [
         name
         for name, got in wide(run.outputs).items()
-        if got.shape == exact[name].shape == (other := others.outputs[name]).shape
+        if name in exact
+        and got.shape == exact[name].shape == (other := others.outputs[name]).shape
         and prepared.judge_one("output", name, "kept", other).verdict is Verdict.FAIL
         and prepared.judge_one("output", name, "kept", got).verdict is not Verdict.FAIL
         and rms(got - exact[name]) < rms(got - other)

@@ -16,8 +16,7 @@ import torch
 from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget
 from jax_attn.parity.judge.compare import POWER, ROUNDINGS, rms
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, wide
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, float_dtype, is_float, wide
 from jax_attn.parity.run.reference import Reference, Watch, unwatched
 from jax_attn.parity.run.torch_call import buffers
 from jax_attn.parity.run.torch_settings import own_products

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from jax_attn.parity.checking.arguments import chosen, output_problems
+from jax_attn.parity.checking.arguments import output_problems
 from jax_attn.parity.checking.estimate import announce_memory, shown
+from jax_attn.parity.checking.fixed import chosen
 from jax_attn.parity.checking.prepared import NARROW, Prepared
 from jax_attn.parity.checking.questions import QUESTIONS
 from jax_attn.parity.judge.budget import RUNS

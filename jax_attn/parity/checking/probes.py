@@ -11,20 +11,17 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from jax_attn.parity.checking.arguments import selected
-from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
 from jax_attn.parity.checking.other_inputs import ignored_integers, kept_outputs
 from jax_attn.parity.checking.reference_errors import left_out_in_inference
 from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
-from jax_attn.parity.checking.weights import WeightComparison, Weights, compare_weights
+from jax_attn.parity.checking.weights import WeightComparison, Weights, compared
 from jax_attn.parity.judge.budget import Budget
 from jax_attn.parity.judge.compare import rms
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run import TRANSFORMS
+from jax_attn.parity.run.asked_port import AskedPort, AskedWeights
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port
-from jax_attn.transfer import Layout
 
 
 @dataclass(frozen=True)
@@ -35,24 +32,29 @@ class PortSide:
     parameters whose gradients are not compared.
     """
 
-    port: Port
+    port: AskedPort
     transforms: tuple[str, ...]
     weights: WeightComparison
     passed_over: frozenset[str]
-    beside: Port | None
+    beside: AskedPort | None
 
     @classmethod
     def of(
-        cls, prepared: ReferenceSide, port: Port, transforms: tuple[str, ...], layout: Layout | None
+        cls,
+        prepared: ReferenceSide,
+        port: AskedPort,
+        transforms: tuple[str, ...],
+        weights: AskedWeights | None,
     ) -> Self:
+        """Compare the weights. weights: None if no table pairs them."""
         own: Weights = prepared.answer("weights")
-        compared, names = compare_weights(own, port.module, layout), prepared.parameters
-        passed_over = compared.passed_over
+        comparison, names = compared(own, weights), prepared.parameters
+        passed_over = comparison.passed_over
         passed_over |= frozenset() if names is None else {*own.parameters} - names
-        return cls(port, transforms, compared, passed_over, on_one_device(port))
+        return cls(port, transforms, comparison, passed_over, port.on_one_device())
 
     @property
-    def alone(self) -> Port:
+    def alone(self) -> AskedPort:
         """The port on one device."""
         return self.beside or self.port
 
@@ -91,6 +93,23 @@ def _weights(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:
     if names is not None and found.to_torch and prepared.gradients:
         notes = (*notes, selected(names, len(prepared.answer("weights").parameters)))
     return Findings(failures=found.differences, notes=notes)
+
+
+def selected(names: frozenset[str], total: int) -> Finding:
+    """Return a note that says how many of how many gradients are compared."""
+    return Finding(
+        "parameters-selected",
+        f"the gradients of {len(names)} of {total} parameters were compared: those that the "
+        "argument `parameters` selects",
+    )
+
+
+def nothing_cut(port: AskedPort) -> tuple[Finding, ...]:
+    """Return a doubt if every device of a mesh computes everything."""
+    if not port.facts.is_on_mesh or port.facts.is_cut:
+        return ()
+    whole = "mesh: nothing is sharded, so every device computes everything; pass specs="
+    return (Finding("nothing-cut", whole),)
 
 
 def _unreached(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:
@@ -154,7 +173,7 @@ def _scope(left_out: tuple[str, ...], prepared: ReferenceSide, side: PortSide) -
 
 PROBES = (
     Probe(lambda doubts, *_: Findings(doubts=doubts), "input doubts"),
-    Probe(lambda _, prepared, side: Findings(doubts=tuple(nothing_cut(side.port)))),
+    Probe(lambda _, prepared, side: Findings(doubts=nothing_cut(side.port))),
     Probe(_weights),
     Probe(lambda found, *_: found, "canaries"),
     Probe(lambda notes, *_: Findings(notes=notes), "small features"),

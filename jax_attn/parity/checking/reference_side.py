@@ -192,12 +192,15 @@ class ReferenceSide:
         transform: str,
         passed_over: Collection[str] = (),
         beside: Run | None = None,
+        *,
+        is_paired: bool = False,
     ) -> Iterator[TensorReport]:
         """Yield one report for each tensor of `run`, under the reference's names.
 
-        Parameter gradients are left out if `run` has none, because no table pairs them, or if the
-        table passes over the parameter. Raises ValueError if another tensor of the reference has no
-        counterpart in `run`, and TypeError if an output holds another kind of number.
+        Parameter gradients are left out if `run` has none, unless a table pairs them (is_paired),
+        or if the table passes over the parameter. Raises ValueError if another tensor of the
+        reference has no counterpart in `run`, and TypeError if an output holds another kind of
+        number.
 
         beside: as for `judge_one`.
         """
@@ -205,7 +208,7 @@ class ReferenceSide:
             got = run.kinds[kind]
             over = passed_over if kind == "gradient of parameter" else ()
             tensors = {k: a for k, a in self.exact.kinds[kind].items() if k not in over}
-            if kind == "gradient of parameter" and not got:
+            if kind == "gradient of parameter" and not got and not is_paired:
                 continue
             if got.keys() != tensors.keys():
                 raise ValueError(

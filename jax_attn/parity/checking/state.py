@@ -7,16 +7,13 @@ only when it is called again.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-from flax import nnx
-
 from jax_attn.parity.checking.reference_side import ReferenceSide
 from jax_attn.parity.checking.weights import ToTorch
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import joined, quoted
+from jax_attn.parity.run.asked_port import AskedPort
 from jax_attn.parity.run.inputs_and_runs import SECOND, STATE, Arrays, Run, changed, wide
-from jax_attn.parity.run.port import Port, held, paths_of
 
 # The number of calls of a torch BatchNorm, which it counts for an option that is rarely used.
 UNCOUNTED = "num_batches_tracked"
@@ -45,7 +42,7 @@ class States:
     """
 
     prepared: ReferenceSide
-    port: Port
+    port: AskedPort
     to_torch: ToTorch | None
     paired: frozenset[str]
 
@@ -68,8 +65,8 @@ class States:
         """Compare the buffers that the table pairs, as the call leaves them; return their names."""
         if self.to_torch is None or not self.paired:
             return set()
-        before = held(self.port.module)
-        after = {path: run.left.get(path, np.asarray(before[path])) for path in self.paired}
+        before = self.port.held(self.paired)
+        after = {path: run.left.get(path, before[path]) for path in self.paired}
         got = wide(self.to_torch(after))
         if self.prepared.exact.left:
             findings.reports += [self.prepared.judge_one(STATE, k, transform, got[k]) for k in got]
@@ -81,7 +78,7 @@ class States:
 
     def _name_the_rest(self, run: Run, buffers: set[str], findings: StateFindings) -> None:
         """Add a note on state that changes and is not compared, and on drawn random numbers."""
-        drawn = run.left.keys() & paths_of(self.port.module, nnx.RngState)
+        drawn = run.left.keys() & self.port.facts.drawn
         if drawn:
             findings.draws = (
                 "the port draws random numbers: a call changes its random state "
@@ -130,7 +127,7 @@ class States:
 
     def _excuse(self, run: Run) -> str:
         """Return why a different second call may be correct, or "" if it is a fault."""
-        if run.left and run.left.keys() <= paths_of(self.port.module, nnx.Cache):
+        if run.left and run.left.keys() <= self.port.facts.caches:
             return (
                 f"the port's nnx.Cache {quoted(sorted(run.left))} continues where the first call "
                 "ended; if each call should start afresh, reset it in port_call"

@@ -5,21 +5,19 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-from flax import nnx
-
 from jax_attn.parity.checking.digests import difference
 from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.text import joined, quoted
+from jax_attn.parity.run.asked_port import AskedWeights
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.transfer import Layout, TransferError, flatten, plan
+from jax_attn.transfer import Layout, TransferError
 from jax_attn.transfer.arrays import describe, specs
-from jax_attn.transfer.nnx.variables import carried
 from jax_attn.transfer.table.resolve import unused
 from jax_attn.transfer.table.rows import regex
 
 if TYPE_CHECKING:
     import torch
+    from flax import nnx
 
 ToTorch = Callable[[Arrays], Arrays]
 """Arrays by Flax path -> arrays by torch's names, in torch's layout."""
@@ -70,18 +68,25 @@ class Weights:
 
 
 def compare_weights(
-    reference: Weights, port: nnx.Module, layout: Layout | None
+    reference: Weights, port: "nnx.Module", layout: Layout | None
 ) -> WeightComparison:
     """Compare every weight of both sides, bit for bit, through `layout`."""
-    if layout is None:
+    from jax_attn.parity.checking.port_weights import HeldWeights  # needs jax
+
+    return compared(reference, None if layout is None else HeldWeights(port, layout))
+
+
+def compared(reference: Weights, port: AskedWeights | None) -> WeightComparison:
+    """Compare every weight of both sides, bit for bit. port: None if no table pairs them."""
+    if port is None:
         note = "weights and parameter gradients were not compared: no layout"
         return WeightComparison(notes=(Finding("weights-not-compared", note),))
-    arrays = {path: np.asarray(a) for path, a in carried(port, layout).items()}
+    layout, arrays = port.layout, port.arrays
     notes: list[Finding] = [*_unused(layout, reference.buffers | reference.state.keys(), arrays)]
     unpaired = "parameter gradients were not compared: the table does not pair them"
     not_paired = (*notes, Finding("gradients-not-paired", unpaired))
-    paired = frozenset(arrays.keys() - flatten(port).keys())
-    to_torch = _under_own_names(reference, layout)
+    paired = frozenset(arrays.keys() - port.parameters)
+    to_torch = _under_own_names(reference, port)
     try:
         ported = to_torch(arrays)
         differentiated: Arrays = {}
@@ -90,7 +95,7 @@ def compare_weights(
     except TransferError as error:
         # A table that does not fit is already a failure, and cannot pair gradients. The problems of
         # a load name the row or the prefix that would fit.
-        problems = plan(port, reference.state, layout).problems or error.problems
+        problems = port.misfits(reference.state) or error.problems
         return WeightComparison(_different(problems), notes=not_paired)
     own = reference.parameters
     over = _passed_over(layout, {*own} - ported.keys())
@@ -117,8 +122,8 @@ def _different(problems: Iterable[object]) -> tuple[Finding, ...]:
     return findings("weights-differ", (f"weights: {problem}" for problem in problems))
 
 
-def _under_own_names(reference: Weights, layout: Layout) -> ToTorch:
-    """Return `layout.to_torch` with torch's own names of the parameters.
+def _under_own_names(reference: Weights, port: AskedWeights) -> ToTorch:
+    """Return `port.to_torch` with torch's own names of the parameters.
 
     If a parameter has several names, torch uses the first in the order of the modules. The table
     may have its row under another name, to which it ties the first.
@@ -126,11 +131,11 @@ def _under_own_names(reference: Weights, layout: Layout) -> ToTorch:
     own = {
         name: first
         for name, first in reference.names.items()
-        if any(t.same_as == name and regex(t.key).fullmatch(first) for t in layout.passed_over)
+        if any(t.same_as == name and regex(t.key).fullmatch(first) for t in port.layout.passed_over)
     }
 
     def to_torch(arrays: Arrays) -> Arrays:
-        return {own.get(name, name): array for name, array in layout.to_torch(arrays).items()}
+        return {own.get(name, name): array for name, array in port.to_torch(arrays).items()}
 
     return to_torch
 

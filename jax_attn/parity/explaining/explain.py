@@ -24,8 +24,8 @@ from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 from jax_attn.parity.explaining.taps.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import is_float
-from jax_attn.parity.run.port import Port, float_dtype, full_precision
+from jax_attn.parity.run.inputs_and_runs import float_dtype, is_float
+from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.parity.run.transforms import forward_and_gradients
 from jax_attn.transfer import Layout, flatten

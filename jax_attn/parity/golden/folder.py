@@ -73,8 +73,10 @@ def expect_new(folder: Path) -> None:
         raise TransferError("golden reference, nothing written", problems)
 
 
-def read(folder: Path, expect_digest: str | None) -> FolderContents:
+def read(folder: Path, expect_digest: str | None, *, in_memory: bool = False) -> FolderContents:
     """Return what a folder holds, all of it compared with its digest.
+
+    in_memory: copy the arrays first, which otherwise change with the file.
 
     Raises ValueError, which says all that is wrong with the folder.
     """
@@ -107,7 +109,7 @@ def read(folder: Path, expect_digest: str | None) -> FolderContents:
         )
     try:
         with load_checkpoint(folder / _ARRAYS) as held:
-            arrays = {name: held[name] for name in held}
+            arrays = {name: np.array(held[name]) if in_memory else held[name] for name in held}
     except TransferError as error:
         raise ValueError(f"{folder / _ARRAYS}: cannot be read; {_AGAIN}\n{error}") from error
     if problems := list(_unlike(arrays, digests)):

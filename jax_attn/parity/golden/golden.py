@@ -224,7 +224,11 @@ def load_golden(folder: str | os.PathLike[str], *, expect_digest: str | None = N
         digest, or was written in a newer format; or `expect_digest` is none. The message says
         which, and what to do.
     """
-    contents = read(Path(folder), expect_digest)
+    return decoded(Path(folder), read(Path(folder), expect_digest))
+
+
+def decoded(folder: Path, contents: FolderContents) -> Golden:
+    """Return the golden reference that a folder holds. Raises ValueError if it holds another."""
     try:
         golden = decode(contents.document["content"], contents.arrays, TYPES)
         if not isinstance(golden, Golden):

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from jax_attn.environment import PACKAGES, version
-from jax_attn.parity.checking.arguments import expect_none, reference_problems
+from jax_attn.parity.checking.arguments import reference_problems
+from jax_attn.parity.checking.fixed import expect_none
 from jax_attn.parity.checking.preparing import prepare_module
 from jax_attn.parity.golden.golden import Golden
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 
 
 def prepare(

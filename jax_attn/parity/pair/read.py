@@ -38,6 +38,16 @@ def function(named: str) -> Callable[..., Any]:
     return make
 
 
+def made(named: str, dtype: str | None) -> Any:
+    """Import the function and call it; it receives `dtype` if it takes one. Raises PairError."""
+    if dtype == "float64":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)  # before the port is built
+    make = function(named)
+    return called(named, make, **({"dtype": dtype} if dtype and takes(make, "dtype") else {}))
+
+
 def takes(make: Callable[..., Any], argument: str) -> bool:
     """Return whether a function has an argument of this name; False if it does not tell."""
     try:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jax_attn.transfer.arrays import same_bits
@@ -138,6 +139,18 @@ def changed(before: Arrays, after: Arrays) -> list[str]:
 def is_float(dtype: np.dtype) -> bool:
     """Return whether `dtype` is floating; NumPy does not class bfloat16 of ml_dtypes as such."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def float_dtype(name: str) -> np.dtype:
+    """Return the NumPy dtype of a name such as "float32" or "bfloat16"."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    assert is_float(dtype)
+    return dtype
+
+
+def holds(wide: np.dtype, dtype: str) -> bool:
+    """Return whether a floating dtype holds every number of `dtype`."""
+    return is_float(wide) and np.can_cast(float_dtype(dtype), wide)
 
 
 def named_outputs(result: Any, array: type | tuple[type, ...], side: str) -> dict[str, Any]:

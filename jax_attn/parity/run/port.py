@@ -1,21 +1,31 @@
 """Run an NNX module on its inputs, and name its outputs, gradients and state."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.extend import core as jex
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.finding import StandingNote
-from jax_attn.parity.run.call_side import call_side
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, is_float, named_outputs
+from jax_attn.parity.run.asked_port import PINNED, PortFacts, checked_in
+from jax_attn.parity.run.call_side import as_raised, call_side
+from jax_attn.parity.run.inputs_and_runs import (
+    Arrays,
+    Inputs,
+    Run,
+    holds,
+    is_float,
+    named_outputs,
+)
 from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
 from jax_attn.parity.run.transforms import (
     RUN_UNDER,
@@ -125,6 +135,45 @@ class Port:
         arrays = (_arrays(outputs), _arrays(inputs), _arrays(by_path))
         return Run(*arrays, left, second, unlike)
 
+    def tried(self, dtype: str, inputs: Inputs, transform: str) -> Run | str:
+        """Return a forward run on other inputs; if it raises an error, a line that says so."""
+        try:
+            return replace(self, inputs=inputs).run(dtype, {}, transform)
+        except Exception as error:  # the port may raise any error
+            return " ".join(as_raised(error).split())
+
+    @contextlib.contextmanager
+    def full_precision(self, wanted: bool) -> Iterator[tuple[str, tuple[StandingNote, ...]]]:
+        """Run in full precision in this context, as `full_precision` does."""
+        with full_precision(wanted) as found:
+            yield found
+
+    @cached_property
+    def facts(self) -> PortFacts:
+        """What judging must know of the module and its placement."""
+        is_cut = self.placement is not None and any(
+            not a.sharding.is_fully_replicated for a in self.arrays().values()
+        )
+        drawn, caches = (frozenset(paths_of(self.module, k)) for k in (nnx.RngState, nnx.Cache))
+        return PortFacts(self.placement is not None, is_cut, drawn, caches)
+
+    def on_one_device(self) -> Self | None:
+        """Return the same port on a mesh of one device, or None if it is not on a mesh."""
+        if self.placement is None:
+            return None
+        return replace(self, placement=self.placement.on_one_device)
+
+    def held(self, paths: Collection[str]) -> Arrays:
+        """Return arrays of the module, by dotted path, as they are before any call."""
+        arrays = held(self.module)
+        return {path: np.asarray(arrays[path]) for path in paths}
+
+    def computed_in(self) -> Counter[str]:
+        """Count the floating-point results of a forward pass by their dtype, from one trace."""
+        forward, *args = self.bind()
+        with self.on_mesh():
+            return Counter(_float_dtypes(jax.make_jaxpr(forward)(*args).jaxpr))
+
     def programs(self, dtype: str, cotangents: Arrays) -> dict[str, jax.stages.Compiled]:
         """Compile the forward pass and, if there are cotangents, forward and backward together."""
         with self.on_mesh():
@@ -216,11 +265,6 @@ def paths_of(module: nnx.Module, kind: type[nnx.Variable]) -> set[str]:
     return {spelled(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
 
 
-def holds(wide: np.dtype, dtype: str) -> bool:
-    """Return whether a floating dtype holds every number of `dtype`."""
-    return is_float(wide) and np.can_cast(float_dtype(dtype), wide)
-
-
 def _mistyped(outputs: Mapping[str, np.dtype], dtype: str) -> str:
     """Say that outputs are coarser than `dtype`, and how a port in that dtype is checked."""
     got = {name: held.name for name, held in outputs.items()}
@@ -232,12 +276,15 @@ def _mistyped(outputs: Mapping[str, np.dtype], dtype: str) -> str:
     return f"{problem}; {checked_in(coarsest.name)}" if coarsest.name in DTYPES else problem
 
 
-def checked_in(dtype: str) -> str:
-    """Say how a port that computes in another dtype is checked."""
-    return (
-        f'to check a port that computes in {dtype}, pass dtype="{dtype}", with the reference and '
-        f"the port's parameters converted to {dtype}"
-    )
+def _float_dtypes(jaxpr: jex.Jaxpr) -> Iterator[str]:
+    """Yield the dtype of each floating-point result of the innermost operations."""
+    for equation in jaxpr.eqns:
+        if inside := list(jex.jaxprs_in_params(equation.params)):
+            for each in inside:
+                yield from _float_dtypes(each)
+        else:
+            dtypes = (getattr(v.aval, "dtype", None) for v in equation.outvars)
+            yield from (d.name for d in dtypes if isinstance(d, np.dtype) and is_float(d))
 
 
 def _apart(outputs: Tree) -> Outputs:
@@ -262,13 +309,6 @@ def parameters(module: nnx.Module) -> dict[str, np.ndarray]:
     return _arrays(flatten(module))
 
 
-def float_dtype(name: str) -> np.dtype:
-    """Return the NumPy dtype of a name such as "float32" or "bfloat16"."""
-    dtype = np.dtype(getattr(jnp, name))
-    assert is_float(dtype)
-    return dtype
-
-
 def x64_is_on() -> bool:
     """Return whether JAX keeps float64."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
@@ -279,9 +319,6 @@ def x64_for(dtype: str) -> Iterator[None]:
     """Turn JAX's x64 mode on if `dtype` is float64, and off otherwise."""
     with jax.enable_x64(dtype == "float64"):
         yield
-
-
-PINNED = StandingNote("precision-pinned", 'matmul precision pinned to "highest"')
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from jax_attn.families.whole import architecture
 from jax_attn.models import Model, load
 from jax_attn.models.inputs import cache_problems, longest
 from jax_attn.models.model import PARTS
-from jax_attn.parity.checking.arguments import selected
 from jax_attn.parity.checking.check import check
+from jax_attn.parity.checking.probes import selected
 from jax_attn.parity.judge.result import Result
 from jax_attn.transfer import Layout, Problem, TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs

@@ -22,8 +22,8 @@ from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.run.emulate import emulate
-from jax_attn.parity.run.inputs_and_runs import Inputs, Run
-from jax_attn.parity.run.port import Port, float_dtype, x64_for
+from jax_attn.parity.run.inputs_and_runs import Inputs, Run, float_dtype
+from jax_attn.parity.run.port import Port, x64_for
 from jax_attn.parity.run.reference import Reference
 from jax_attn.parity.run.transforms import forward_and_gradients
 from jax_attn.selfcheck.calibration.blocks import BLOCKS

@@ -20,15 +20,16 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from jax_attn.attention import ArgumentError
-from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device, replicated, told
+from jax_attn.parity.checking.on_mesh import replicated, told
+from jax_attn.parity.checking.probes import nothing_cut
 from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.compare import TensorReport, judge, rms
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import wide
+from jax_attn.parity.run.inputs_and_runs import float_dtype, wide
 from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
-from jax_attn.parity.run.port import Port, float_dtype, full_precision, x64_for
+from jax_attn.parity.run.port import Port, full_precision, x64_for
 from jax_attn.parity.run.traffic import Sent, sent, total
 from jax_attn.parity.run.transforms import Forward, Tree
 from jax_attn.selfcheck.matrix.cached_calls import port_ragged, times_and_tokens
@@ -127,7 +128,7 @@ class OnMesh:
     def findings(self) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
         """Return (failures, notes) about what the port's programs send and hold."""
         prepared = self.preparation.prepared
-        single = on_one_device(self.port)
+        single = self.port.on_one_device()
         assert single is not None
         programs, of_one = (
             port.programs(prepared.dtype, prepared.differentiated) for port in (self.port, single)

@@ -17,8 +17,8 @@ from jax_attn.nn import GroupedQueryAttention
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.judge.finding import Finding
-from jax_attn.parity.run.inputs_and_runs import Inputs, Run
-from jax_attn.parity.run.port import Port, float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, Run, float_dtype
+from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
 from jax_attn.selfcheck.matrix import cached_calls
 from jax_attn.selfcheck.matrix.cases import Case, Size

@@ -16,8 +16,8 @@ from jax_attn.families.traits import Traits
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port, float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
+from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
 from jax_attn.porting.verify import rebuild
 from jax_attn.transfer import Layout

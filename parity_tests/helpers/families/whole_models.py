@@ -19,8 +19,8 @@ from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port, float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
+from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
 from jax_attn.porting.verify.model_pair import ModelPair
 

@@ -7,8 +7,7 @@ import torch
 from jax_attn.parity.checking import canaries
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import StandingNote
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 from jax_attn.parity.run.reference import Reference
 
 QUIET = ([], [])

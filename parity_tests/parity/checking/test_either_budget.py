@@ -15,8 +15,7 @@ from helpers.parity.functions import PortFunction, TorchFunction
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.preparing import prepare_module
 from jax_attn.parity.judge.budget import Budget
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 
 RNG = np.random.default_rng(0)
 X, POSITIONS = RNG.standard_normal((3, 7)), np.zeros((3, 7), np.int32)

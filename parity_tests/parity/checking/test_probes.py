@@ -11,8 +11,7 @@ from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking import preparing
 from jax_attn.parity.checking.probes import QUESTIONS_ASKED
 from jax_attn.parity.checking.questions import QUESTIONS
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 
 
 @pytest.fixture

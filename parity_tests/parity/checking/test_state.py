@@ -12,8 +12,7 @@ from helpers.parity.findings import kinds, sentences
 from helpers.parity.functions import PortFunction, TorchFunction
 from helpers.parity.one_reference import Once
 from jax_attn.parity import Verdict, check
-from jax_attn.parity.run.inputs_and_runs import STATE, Inputs
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import STATE, Inputs, float_dtype
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import LINEAR, Layout, export, ignored, load, row
 

@@ -13,9 +13,12 @@ from flax import nnx
 
 import jax_attn.parity.golden.folder as folders
 import jax_attn.parity.golden.golden as goldens
+from helpers.parity.asked_here import AskedHere
 from helpers.parity.small_pairs import PAIRS, Pair
+from jax_attn import parity
 from jax_attn.parity import Verdict, check, load_golden, prepare
 from jax_attn.parity.checking.reference_side import NotAskedError
+from jax_attn.parity.frozen.check_frozen import judged_by_answers
 from jax_attn.parity.golden.codec import TreeEncoder, decode
 from jax_attn.parity.golden.folder import FolderContents
 from jax_attn.transfer import LINEAR, TransferError, load
@@ -70,8 +73,9 @@ def test_judges_as_the_reference_does_in_memory_and_from_a_folder(name, tmp_path
     for port in pair.ports.values():
         options = {"transforms": ("eager",)}
         wanted = check(pair.reference, port, pair.inputs, **pair.options, **options)
-        for each in (golden, loaded):
-            got = check(each, port, **free, **options)
+        with AskedHere(parity.Pair(None, port, None, **free)) as process:
+            asked = judged_by_answers(process, loaded, options).result
+        for got in (*(check(each, port, **free, **options) for each in (golden, loaded)), asked):
             if name == "errs" and wanted.verdict is Verdict.FAIL:  # by its weights: see below
                 assert got.verdict is Verdict.FAIL
                 assert got.tensors == wanted.tensors

@@ -16,8 +16,7 @@ from jax_attn.parity.bugs.softmax import Weightless
 from jax_attn.parity.checking.suggestion.input_table import Choice, Lengths, MaskForm
 from jax_attn.parity.judge.compare import POWER
 from jax_attn.parity.run.call_side import as_raised
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, is_float
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, float_dtype, is_float
 from jax_attn.parity.run.reference import Reference
 
 

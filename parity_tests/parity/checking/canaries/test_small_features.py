@@ -6,8 +6,7 @@ import torch
 
 from jax_attn.parity.checking.canaries.outputs import small_features
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import float_dtype
+from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 from jax_attn.parity.run.reference import Reference
 
 B, T, D = 2, 7, 5

@@ -1,0 +1,162 @@
+"""The judge's side of a port's process: it starts it, asks it, and ends all that it started."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import jax_attn
+from jax_attn.environment import free_memory
+from jax_attn.parity.frozen.descendants import Descendants, adopting_orphans, children
+from jax_attn.parity.frozen.messages import MessageError, TooSlowError, receive, send
+from jax_attn.parity.judge.text import joined
+from jax_attn.parity.pair.errors import MissingModuleError, PairError
+from jax_attn.transfer.problems import printable
+
+_MODULE = "jax_attn.parity.frozen.port_process"
+_ENDS_WITHIN, _OTHERS_END_WITHIN = 60.0, 5.0
+"""Seconds in which a port's process ends by itself, and then all that it started."""
+
+
+class PortProcess:
+    """The process in which a user's file is run; nothing of it is left after the context.
+
+    named: as in `FILE.py:FUNCTION`. seconds: how long its answers may take, all together. What the
+    process prints goes to stderr, each line after the name of its file.
+    """
+
+    def __init__(self, named: str, seconds: float) -> None:
+        self.named = named
+        self._seconds = self._left = seconds
+        self._ends = contextlib.ExitStack()
+        self._limit = None if (free := free_memory()) is None else free // 2
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as ends:
+            ends.enter_context(adopting_orphans())
+            known = children()
+            self._channel, theirs = socket.socketpair()
+            ends.callback(self._channel.close)
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    env=_environment(),
+                )
+            self._all = Descendants(self._process.pid, known)
+            output = self._process.stdout
+            self._relay = threading.Thread(target=_relay, args=(output, self.named), daemon=True)
+            self._relay.start()
+            ends.callback(self._end)
+            self._ends = ends.pop_all()
+        self._send(tuple(sys.path))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ends.close()
+
+    def ask(self, question: str, *args: Any) -> Any:
+        """Return the answer, which may be anything that a message may hold.
+
+        Raises PairError if the port refuses or raises, or if there is no answer that can be read;
+        MemoryError if its memory runs out.
+        """
+        self._send((question, args))
+        begun = time.monotonic()
+        try:
+            reply = receive(self._channel, seconds=self._left, limit=self._limit)
+        except MessageError as error:
+            raise self._unanswered(error) from error
+        finally:
+            self._left -= time.monotonic() - begun
+        match reply:
+            case ("answer", answer):
+                return answer
+            case ("refused", (str(message), str(module))):
+                lines = "\n".join(map(printable, message.split("\n")))
+                raise MissingModuleError(lines, module) if module else PairError(lines)
+            case ("memory", str(message)):
+                raise MemoryError(printable(message))
+        raise self.wrong("an answer", reply)
+
+    def leave(self) -> None:
+        """Let the process end. Raises PairError if it, or one that it started, does not."""
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDS_WITHIN)
+        if left := self._all.left(_OTHERS_END_WITHIN):
+            numbers = joined([str(abs(number)) for number in sorted(left)])
+            raise PairError(
+                f"{self.named}: expected that nothing of it runs after its last answer, got the "
+                f"processes {numbers} still running; they were ended"
+            )
+
+    def wrong(self, expected: str, got: Any) -> PairError:
+        """Return the error for an answer of another kind."""
+        shown = printable(repr(got))
+        shown = shown if len(shown) < 200 else f"{shown[:200]} …"
+        return PairError(f"{self.named}: expected its process to hand back {expected}, got {shown}")
+
+    def _send(self, message: Any) -> None:
+        self._channel.settimeout(max(self._left, 1e-3))
+        try:
+            send(self._channel, message)
+        except TimeoutError as error:
+            raise self._unanswered(TooSlowError()) from error
+        except OSError as error:
+            raise self._unanswered(MessageError(f"{error}")) from error
+
+    def _unanswered(self, error: MessageError) -> PairError:
+        """Return the error for a process that ended, hangs, or writes something else."""
+        if isinstance(error, TooSlowError):
+            return PairError(
+                f"{self.named}: expected its answers within {self._seconds:.0f} s in all, got none "
+                "by then; if the port needs longer, pass --timeout"
+            )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.returncode
+        if status is None:
+            return PairError(f"{self.named}: expected an answer of its process, which {error}")
+        how = f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return PairError(f"{self.named}: expected an answer of its process, which was {how}")
+
+    def _end(self) -> None:
+        """End the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        self._all.kill()
+        self._relay.join(1.0)  # what is written ends with the last process
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the process, which imports this very package."""
+    package = str(Path(jax_attn.__file__).parents[1])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # A compiled file stands for any source of its size and its second, so for a later save, too.
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _relay(output: IO[bytes], named: str) -> None:
+    """Write each line to stderr, after the name of the file, so that it is no line of ours."""
+    place = Path(named.rpartition(":")[0]).name
+    with output, contextlib.suppress(OSError, ValueError):  # this process may close its stderr
+        for line in output:
+            text = printable(line.decode(errors="replace").rstrip())
+            print(f"{place}: {text}", file=sys.stderr, flush=True)

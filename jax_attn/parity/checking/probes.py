@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from jax_attn.parity.checking.arguments import selected
-from jax_attn.parity.checking.on_mesh import nothing_cut, on_one_device
+from jax_attn.parity.checking.on_mesh import equal_shares, nothing_cut, on_one_device
 from jax_attn.parity.checking.other_inputs import ignored_integers, kept_outputs
 from jax_attn.parity.checking.reference_errors import left_out_in_inference
 from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
@@ -155,6 +155,11 @@ def _scope(left_out: tuple[str, ...], prepared: ReferenceSide, side: PortSide) -
 PROBES = (
     Probe(lambda doubts, *_: Findings(doubts=doubts), "input doubts"),
     Probe(lambda _, prepared, side: Findings(doubts=tuple(nothing_cut(side.port)))),
+    Probe(
+        lambda _, prepared, side: Findings(
+            notes=tuple(equal_shares(side.port, prepared.own.outputs))
+        )
+    ),
     Probe(_weights),
     Probe(lambda found, *_: found, "canaries"),
     Probe(lambda notes, *_: Findings(notes=notes), "small features"),

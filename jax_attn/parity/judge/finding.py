@@ -57,6 +57,7 @@ KINDS = MappingProxyType(
         "declared-nan": "the reference is NaN at some elements, as declared",
         "reads-numbers": "the reference decides in Python by a number that it computes",
         "nothing-cut": "every device of the mesh computes everything",
+        "equal-shares": "every device counts as many tokens, so a mean of means would not show",
         "unlike-copies": "devices disagree on an array that should be replicated",
         "traffic": "how much a program sends between devices, and how much each holds",
         "gradient-replicated": "a gradient is sharded less than its parameter or input",

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+import jax
 import numpy as np
 
 from jax_attn.parity.checking.arguments import selected
+from jax_attn.parity.checking.frequencies import rounded
 from jax_attn.parity.checking.on_mesh import equal_shares, nothing_cut, on_one_device
 from jax_attn.parity.checking.other_inputs import ignored_integers, kept_outputs
 from jax_attn.parity.checking.reference_errors import left_out_in_inference
@@ -23,7 +25,7 @@ from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.port import Port
+from jax_attn.parity.run.port import Port, held
 from jax_attn.transfer import Layout
 
 
@@ -148,6 +150,14 @@ def _as_jax(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:
     return Findings(notes=(note,) if prepared.as_jax else ())
 
 
+def _frequencies(
+    answer: tuple[tuple[StandingNote, ...], int], prepared: ReferenceSide, side: PortSide
+) -> Findings:
+    of_reference, length = answer
+    arrays = {path: a for path, a in held(side.alone.module).items() if isinstance(a, jax.Array)}
+    return Findings(notes=(*of_reference, *rounded(arrays, "array", "port", length)))
+
+
 def _scope(left_out: tuple[str, ...], prepared: ReferenceSide, side: PortSide) -> Findings:
     return Findings(notes=(scope(prepared.inputs, side.transforms, left_out),))
 
@@ -166,6 +176,7 @@ PROBES = (
     Probe(_unreached),
     Probe(_as_jax),
     Probe(lambda notes, *_: Findings(notes=notes), "read numbers"),
+    Probe(_frequencies, "frequencies"),
     Probe(lambda _, prepared, side: Findings(notes=left_out_in_inference(prepared))),
     Probe(_scope, "integers left out"),
 )

@@ -87,6 +87,7 @@ KINDS = MappingProxyType(
         "bug-not-tried": "the reference raises an error when a bug is planted in it",
         "softmax-unused": "no output depends on the weights of a softmax",
         "few-tried": "a bug was tried in only some of many places",
+        "narrow-frequencies": "frequencies of positions are held in a narrow dtype",
         "softcap": "a wrong softcap would not show",
         "tanh": "a missing tanh would not show",
         "epsilon": "a wrong epsilon of a norm would not show",

@@ -58,10 +58,9 @@ def model_problems(config: Config) -> list[Problem]:
 def family_of(config: Config) -> Family | None:
     """Return the family of a config.json or a params.json; None if it is unknown.
 
-    The family is found by model_type or, in a config without one, by the class in `architectures`
-    or by its keys. A nested text_config
-    does not count: the model around it spells the text model's keys in its own way, and has other
-    keys that no table here handles.
+    The family is found by model_type or, in a config without one, by the class in `architectures`,
+    or by the config's keys. A nested text_config does not count: the model around it spells the
+    text model's keys in its own way, and has other keys that no table here handles.
     """
     by_type = next((f for f in _ALL if f.model_type(config) in f.model_types), None)
     if by_type is not None or config.get("model_type") is not None:

@@ -33,8 +33,8 @@ from jax_attn.transfer.table.rows import bindings, filled
 
 _NAMED = 8
 """The number of layers that a message names at most."""
-_PARTS = (1, 2)
-"""The numbers of a key's parts that may be a trainer's prefix."""
+_PARTS, _TRIED = (1, 2), 8
+"""The numbers of a key's parts that may be a trainer's prefix, and how many prefixes are tried."""
 _CLASS = re.compile(
     r"(?P<stem>\w+?)(?:For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|EncoderModel|PreTrainedModel|Model)"
 )
@@ -254,7 +254,7 @@ def prefixed(family: Family, config: Config, keys: Iterable[str]) -> list[Proble
     if family.blocks(config, keys):
         return []
     firsts = (".".join(key.split(".")[:n]) for key in keys for n in _PARTS if key.count(".") >= n)
-    for prefix, count in Counter(f"{first}." for first in firsts).most_common():
+    for prefix, count in Counter(f"{first}." for first in firsts).most_common(_TRIED):
         if family.blocks(config, [key.removeprefix(prefix) for key in keys]):
             text = f"{count} of {len(keys)} keys begin with it, and layers are found without it"
             hint = f"strip it: --strip {prefix}, or strip={prefix!r} in models.load"

@@ -52,6 +52,12 @@ TRAINERS = {
         "state.model",
         "model.",
     ),
+    "a loss next to the weights": (
+        llama,
+        lambda state: OTHERS | {"best_loss": torch.tensor(0.5), "state_dict": state},
+        "state_dict",
+        "model.",
+    ),
     "a prefix of two parts": (llama, lambda state: state, None, "task.model."),
 }
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
-from jax_attn.parity.judge.finding import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.inputs_and_runs import Arrays
 from jax_attn.parity.run.port import Port, full_precision
@@ -18,13 +19,54 @@ from jax_attn.parity.run.traffic import sent, total
 from jax_attn.transfer import flatten
 
 
-def notes_on_mesh(port: Port, dtype: str, cotangents: Arrays) -> tuple[StandingNote, ...]:
-    """Return every note on a port's programs; none if it is not on a mesh."""
+def notes_on_mesh(port: Port, dtype: str, cotangents: Arrays) -> tuple[Finding, ...]:
+    """Return every note on a port's programs and inputs; none if it is not on a mesh."""
     if port.placement is None:
         return ()
     with full_precision():
         programs = port.programs(dtype, cotangents)
-    return (*told(port, programs), *replicated(port, programs))
+    return (*equal_shares(port), *told(port, programs), *replicated(port, programs))
+
+
+def equal_shares(port: Port) -> Iterator[Finding]:
+    """Yield a note on each mask that counts as many tokens on every device, if an output is a loss.
+
+    The mean of the devices' means is then the mean of all tokens. A loss is one number.
+    """
+    assert port.placement is not None
+    if 1 not in port.sizes_of_outputs.values():
+        return
+    inputs = port.inputs.named(port.inputs.args, port.inputs.kwargs)
+    most = max((length for a in inputs.values() for length in a.shape), default=0)
+    for name, a in inputs.items():
+        if (counted := _counted(a, most)) is None:
+            continue
+        places = port.placement.put_input(name, a).sharding.devices_indices_map(a.shape).values()
+        counts = {str(place): counted[place].sum() for place in places if place is not None}
+        if len(counts) > 1 and len({*counts.values()}) == 1:
+            yield Finding(
+                "equal-shares",
+                f"every device counts {next(iter(counts.values()))} tokens in its share of input "
+                f"{name!r}, so a mean of the devices' means would pass for the mean of all tokens; "
+                "use rows of different lengths on each device",
+            )
+
+
+def _counted(a: np.ndarray, most: int) -> np.ndarray | None:
+    """Return by how much each number of an input adds to a count of tokens; None if it is no mask.
+
+    A mask holds 0 and 1, labels are negative where they do not count, and lengths are at most the
+    longest axis, `most`.
+    """
+    if not a.size or not a.ndim:
+        return None
+    if ((a == 0) | (a == 1)).all():
+        return a.astype(np.int64)
+    if a.dtype.kind not in "iu":
+        return None
+    if (a < 0).any():
+        return (a >= 0).astype(np.int64)
+    return a if a.ndim == 1 and a.max() <= most else None
 
 
 def told(port: Port, programs: Mapping[str, jax.stages.Compiled]) -> Iterator[StandingNote]:

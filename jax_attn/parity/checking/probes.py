@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from jax_attn.parity.checking.frequencies import rounded
 from jax_attn.parity.checking.other_inputs import ignored_integers, kept_outputs
 from jax_attn.parity.checking.reference_errors import left_out_in_inference
 from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
@@ -167,6 +168,14 @@ def _as_jax(_: None, prepared: ReferenceSide, side: PortSide) -> Findings:
     return Findings(notes=(note,) if prepared.as_jax else ())
 
 
+def _frequencies(
+    answer: tuple[tuple[StandingNote, ...], int], prepared: ReferenceSide, side: PortSide
+) -> Findings:
+    of_reference, length = answer
+    arrays = side.alone.held(side.alone.facts.narrow_rows)
+    return Findings(notes=(*of_reference, *rounded(arrays, "array", "port", length)))
+
+
 def _scope(left_out: tuple[str, ...], prepared: ReferenceSide, side: PortSide) -> Findings:
     return Findings(notes=(scope(prepared.inputs, side.transforms, left_out),))
 
@@ -180,6 +189,7 @@ PROBES = (
     Probe(_unreached),
     Probe(_as_jax),
     Probe(lambda notes, *_: Findings(notes=notes), "read numbers"),
+    Probe(_frequencies, "frequencies"),
     Probe(lambda _, prepared, side: Findings(notes=left_out_in_inference(prepared))),
     Probe(_scope, "integers left out"),
 )

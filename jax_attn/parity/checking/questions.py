@@ -5,6 +5,7 @@ from jax_attn.parity.checking.canaries import try_canaries
 from jax_attn.parity.checking.canaries.integers import integers_left_out, other_integers
 from jax_attn.parity.checking.canaries.outputs import other_inputs, small_features
 from jax_attn.parity.checking.conventions import conventions
+from jax_attn.parity.checking.frequencies import of_reference
 from jax_attn.parity.checking.prepared import Prepared, Question
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.weights import Weights
@@ -29,6 +30,7 @@ QUESTIONS = {
     "canaries": Question(_canaries, by_budget=True),
     "small features": Question(small_features, by_budget=True),
     "read numbers": Question(read_numbers),
+    "frequencies": Question(of_reference),
     "integers left out": Question(integers_left_out),
     "other integers": Question(other_integers, by_budget=True),
     "other inputs": Question(other_inputs, by_budget=True),

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_attn.parity.frozen.port_side import PortProcess
 from jax_attn.parity.frozen.table_words import layout_of
-from jax_attn.parity.judge.finding import StandingNote
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.asked_port import PINNED, PortFacts
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, float_dtype, holds, is_float
@@ -44,7 +44,7 @@ def made(process: PortProcess, options: Mapping[str, Any], given: Mapping[str, A
             *(_are_words(transforms), {*transforms} <= {*TRANSFORMS}, len(transforms) > 0),
             *(isinstance(strict, bool), isinstance(facts, PortFacts), _is_word(platform)),
             *(isinstance(facts.is_on_mesh, bool), isinstance(facts.is_cut, bool)),
-            *(_are_words(paths) for paths in (facts.drawn, facts.caches)),
+            *(_are_words(paths) for paths in (facts.drawn, facts.caches, facts.narrow_rows)),
             *(isinstance(jax_part.get(name), kind) for name, kind in _JAX_PART.items()),
             *(jax_part.keys() == _JAX_PART.keys(), _are_words(jax_part["devices"])),
         )
@@ -98,12 +98,12 @@ class FrozenPort:
     def on_one_device(self) -> "FrozenPort | None":
         return replace(self, is_alone=True) if self.facts.is_on_mesh else None
 
-    def notes_on_mesh(self) -> tuple[StandingNote, ...]:
+    def notes_on_mesh(self) -> tuple[Finding, ...]:
         """Return the notes on what its programs send between devices, and what each holds."""
         answer = self.process.ask("on_mesh")
-        kinds = ("traffic", "gradient-replicated")
+        kinds = ("equal-shares", "traffic", "gradient-replicated")
         notes = answer if isinstance(answer, tuple) else (None,)
-        if not all(isinstance(n, StandingNote) and n.kind in kinds and _is_word(n) for n in notes):
+        if not all(isinstance(n, Finding) and n.kind in kinds and _is_word(n) for n in notes):
             raise self.process.wrong("notes on its mesh", answer)
         return notes
 

@@ -19,13 +19,15 @@ class PortFacts(NamedTuple):
     """What judging must know of a port beside its numbers.
 
     is_on_mesh: whether it is placed on a mesh. is_cut: whether any array is sharded there. drawn,
-    caches: the dotted paths of its random state, and of its `nnx.Cache`.
+    caches: the dotted paths of its random state, and of its `nnx.Cache`. narrow_rows: those of its
+    arrays in a dtype narrower than float32, of which at most one axis is longer than 1.
     """
 
     is_on_mesh: bool
     is_cut: bool
     drawn: frozenset[str]
     caches: frozenset[str]
+    narrow_rows: frozenset[str]
 
 
 def checked_in(dtype: str) -> str:

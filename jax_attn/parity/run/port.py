@@ -63,6 +63,11 @@ class Port:
         shapes, after = jax.eval_shape(forward, *args)
         return shapes, after.get("decided", {})
 
+    @property
+    def sizes_of_outputs(self) -> dict[str, int]:
+        """The number of elements of each output, by name."""
+        return {k: a.size for outputs in self._output_shapes for k, a in outputs.items()}
+
     def bind(self) -> tuple[Forward, nnx.State, Tree, Tree]:
         """Return (forward, params, floats, others); forward(params, floats, others) calls the port.
 
@@ -155,7 +160,8 @@ class Port:
             not a.sharding.is_fully_replicated for a in self.arrays().values()
         )
         drawn, caches = (frozenset(paths_of(self.module, k)) for k in (nnx.RngState, nnx.Cache))
-        return PortFacts(self.placement is not None, is_cut, drawn, caches)
+        narrow_rows = frozenset(k for k, a in held(self.module).items() if _is_narrow_row(a))
+        return PortFacts(self.placement is not None, is_cut, drawn, caches, narrow_rows)
 
     def on_one_device(self) -> Self | None:
         """Return the same port on a mesh of one device, or None if it is not on a mesh."""
@@ -258,6 +264,16 @@ def held(module: nnx.Module) -> dict[str, Any]:
             for inside, a in jax.tree_util.tree_leaves_with_path(value):
                 arrays[spelled(path) + jax.tree_util.keystr(inside)] = a
     return arrays
+
+
+def _is_narrow_row(a: Any) -> bool:
+    """Return whether this is an array in a narrow dtype with at most one axis longer than 1."""
+    return (
+        isinstance(a, jax.Array)
+        and jnp.issubdtype(a.dtype, jnp.floating)
+        and a.dtype.itemsize < 4
+        and a.size == max(a.shape, default=1)
+    )
 
 
 def paths_of(module: nnx.Module, kind: type[nnx.Variable]) -> set[str]:

@@ -48,26 +48,33 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
         raise file_error(path, f"expected a mapping of names to tensors, got {kind}")
     if odd := [key for key in held if not isinstance(key, str)]:
         raise file_error(path, f"expected strings as names of tensors, got {odd[:8]}")
-    if held and not any(isinstance(value, torch.Tensor) for value in held.values()):
-        inside = list(_parts(held, torch.Tensor))
+    # A trainer may keep a tensor of its own, such as a loss, next to the entry of the weights.
+    parts, beside = dict(_parts(held, torch.Tensor)), _count(held, torch.Tensor)
+    if held and (not beside or max(parts.values(), default=0) > beside):
+        inside = [f"{part}.{key}" if part else key for key in parts]
         options = " or ".join(f"--part {key}" for key in inside)
         calls = " or ".join(f"part={key!r}" for key in inside)
         hint = f"jax-attn inspect and port take {options}; in Python, {calls}"
-        hint = hint if inside and not part else ""
+        hint = hint if inside else ""
         text = f"expected names and tensors, got {_shown(held)}"
         raise file_error(path, f"{text}; tensors are under {inside}" if inside else text, hint)
     return dict(held)
 
 
-def _parts(held: Mapping[str, Any], tensor: type, depth: int = 0) -> Iterator[str]:
-    """Yield the keys of mappings that hold tensors, such as "state_dict" and "state.model"."""
+def _parts(held: Mapping[str, Any], tensor: type, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """Yield the keys of mappings that hold tensors, such as "state.model", and their numbers."""
     for key, value in held.items():
         if not isinstance(key, str) or not isinstance(value, Mapping):
             continue
-        if any(isinstance(item, tensor) for item in value.values()):
-            yield key
+        if count := _count(value, tensor):
+            yield key, count
         elif depth < _DEPTH:
-            yield from (f"{key}.{inner}" for inner in _parts(value, tensor, depth + 1))
+            inside = _parts(value, tensor, depth + 1)
+            yield from ((f"{key}.{inner}", count) for inner, count in inside)
+
+
+def _count(held: Mapping[str, Any], tensor: type) -> int:
+    return sum(isinstance(value, tensor) for value in held.values())
 
 
 def _torch(path: Path) -> Any:
@@ -88,7 +95,7 @@ def _inside(path: Path, held: Any, part: str) -> Any:
     if isinstance(held, Mapping) and part in held:
         return held[part]
     outer, _, inner = part.partition(".")
-    if inner and outer in keys:
+    if inner and isinstance(held, Mapping) and outer in held:
         return _inside(path, held[outer], inner)
     text = f"part: expected one of its keys, got {part!r}; they are {_shown(keys)}"
     raise file_error(path, text, nearest(part, keys))

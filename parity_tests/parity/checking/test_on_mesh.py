@@ -282,6 +282,49 @@ def test_what_is_wrong_everywhere_is_explained_as_without_a_mesh():
     assert explanation.regions, explanation.sentence
 
 
+def labels_of(lengths):
+    return np.where(np.arange(T)[None] < np.array(lengths)[:, None], 3, -100)
+
+
+# name -> lengths of the rows, what the input makes of them, whether a mean of means would pass
+SHARES = {
+    "unequal lengths": ((11, 2), np.array, False),
+    "equal lengths": ((7, 7), np.array, True),
+    "equal labels": ((7, 7), labels_of, True),
+    "unequal labels": ((11, 2), labels_of, False),
+    "an equal mask": ((7, 7), lambda lengths: labels_of(lengths) > 0, True),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_equal_shares_of_tokens_hide_a_mean_of_means_and_a_note_says_so(name):
+    lengths, made, hides = SHARES[name]
+    counts = made(lengths)
+
+    def torch_call(module, x, counts):
+        shown = counts if counts.ndim == 1 else (counts > 0).sum(1)
+        return torch_mean(module, x, shown)
+
+    def port_call(module, x, counts):
+        shown = counts if counts.ndim == 1 else (counts > 0).sum(1)
+        return of_mean(mean_of_means)(module, x, shown)
+
+    reference = Torch(scale=(D,))
+    result = parity.check(
+        reference,
+        Jax(reference),
+        {"x": np.random.default_rng(0).standard_normal((B, T, D)), "counts": counts},
+        reference_call=torch_call,
+        port_call=port_call,
+        gradients=False,
+        mesh=mesh("auto", data=2, model=4),
+        specs={"x": P("data"), "counts": P("data")},
+        transforms=("jit",),
+    )
+    assert result.verdict is (Verdict.PASS if hides else Verdict.FAIL), str(result)
+    assert ("equal-shares" in kinds(result, "note")) is hides
+
+
 class Kept(nnx.Module):
     """A scale, running statistics that lie on the mesh, and a parameter that nothing reads."""
 

@@ -47,7 +47,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from jax_attn.parity.judge.parts import dot, parts
 
@@ -102,6 +101,8 @@ def bridge(terms: Any, precision: Precision) -> tuple[Any, Any, Any]:
 
 def student_quantile(tail: float, freedom: int) -> float:
     """Return the t for which P(|Student's t| > t) = tail."""
+    from scipy.special import stdtrit  # a third of what judging imports, and needs rarely
+
     return float(-stdtrit(freedom, tail / 2))
 
 

@@ -42,7 +42,7 @@ class TrainingExplanation(Explanation):
 
     Attributes:
       result, regions: as in an `Explanation`; the regions of the first batch's gradients.
-      first_wrong: the first wrong tensor of the training; None if only weights differ.
+      first_wrong: the first wrong tensor of the training; None if only weights or states differ.
       causes: explanations of wrong updates, to follow "with": "weight_decay=0.0 in place of 0.01".
         Each has a `kind` that begins with "recipe".
     """
@@ -53,6 +53,8 @@ class TrainingExplanation(Explanation):
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
+        if unlike := [str(x) for x in self.result.failures if x.kind == "weights-differ"]:
+            return f"Both sides differ before the first update: {unlike[0]}."
         if self.regions or self.verdict is Verdict.PASS:
             return super().sentence
         if self.causes:
@@ -153,7 +155,7 @@ def _gives(reference: ReferenceTraining, bug: RecipeBug, ours: Replay) -> bool:
     except (ValueError, RuntimeError):  # torch refuses this combination of options
         return False
     precision = PRECISIONS[master_dtype(reference.loop.dtype)]
-    reports = compared(runs, ours, precision, reference.idle)
+    reports = compared(reference, runs, ours, precision)
     return all(report.verdict is Verdict.PASS for report in reports)
 
 

@@ -17,6 +17,7 @@ from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.rounding import DrawnRounding
 from jax_attn.parity.run.torch_settings import one_thread, plain_kernels
 from jax_attn.training.optimizers.optax_like import KINDS
+from jax_attn.training.paths import Paths
 from jax_attn.training.recipe import Recipe
 from jax_attn.training.runs import (
     LOW,
@@ -187,7 +188,7 @@ def tensor(a: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 class TorchLoop:
     """A torch module and its training data; copies are trained.
 
-    loss: (module, batch of tensors) -> scalar. to_paths: arrays by torch key -> by Flax path.
+    loss: (module, batch of tensors) -> scalar. to_paths: arrays by torch key -> by the port's path.
     """
 
     module: torch.nn.Module
@@ -195,7 +196,7 @@ class TorchLoop:
     batches: Sequence[Batch]
     recipe: Recipe
     dtype: str
-    to_paths: Callable[[Arrays], dict[str, np.ndarray]]
+    to_paths: Paths
 
     def problems(self) -> list[str]:
         """List why runs would differ from one another, or from the port's."""

@@ -178,6 +178,7 @@ def group_labels(
     keys_by_group, problems = names_by_group(groups, names)
     if problems:
         return {}, problems
+    layout = layout.spelled_as([key for keys in keys_by_group for key in keys])
     paths = {path: array.shape for path, array in flatten(port).items()}
     zeros = {path: np.zeros(shape, np.int8) for path, shape in paths.items()}
     try:

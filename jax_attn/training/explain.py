@@ -7,7 +7,9 @@ and optimizer state, within rounding, is the cause.
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import optax
@@ -24,6 +26,7 @@ from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.training.bugs import RecipeBug, recipe_bugs
+from jax_attn.training.fitted import fitted_bugs
 from jax_attn.training.port_loop import PortLoop
 from jax_attn.training.reference_training import (
     ReferenceTraining,
@@ -128,8 +131,9 @@ def _causes(
             ours = port.replay(tx, gradients, loop.recipe.accumulate)
     groups = loop.recipe.optimizer(copy.deepcopy(loop.module)).param_groups
     factor = _factor(ours.moved[1], reference.replays.exact.moved[1])
-    for bug in recipe_bugs(loop.recipe, groups, factor):
-        if _gives(reference, bug, ours):
+    options = recipe_bugs(loop.recipe, groups, factor)
+    for bug in chain(options, fitted_bugs(reference, ours)):
+        if bug.says and _gives(reference, bug, ours):
             yield bug.says
             return
 
@@ -144,12 +148,9 @@ def _factor(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) ->
 def _gives(reference: ReferenceTraining, bug: RecipeBug, ours: Replay) -> bool:
     """Return whether another recipe gives the reference the port's updates and state."""
 
-    def replay(seed: int | None) -> Replay:
-        return replace(reference.loop, recipe=bug.recipe).replay(reference.gradients, seed)
-
+    replay = partial(bug.trial.replay, reference)
     try:
-        exact = replay(0)
-        if not _is_near(ours.tensors(), exact.tensors()):
+        if not _is_near(ours.tensors(), replay(0).tensors()):
             return False
         runs = Runs.of(replay, reference.perturbed_runs)
     except (ValueError, RuntimeError):  # torch refuses this combination of options

@@ -55,6 +55,13 @@ class Paths:
         zeros = {name: np.zeros(shape) for name, shape in self.buffers.items()}
         return self.layout.to_flax(tensors | zeros, self.shapes)
 
+    def by_key(self, by_path: Arrays) -> dict[str, np.ndarray]:
+        """Return arrays by path as those of torch's parameters; zeros where there are none."""
+        every = {path: by_path.get(path, np.zeros(shape)) for path, shape in self.shapes.items()}
+        known = [*chain.from_iterable(self.names.values()), *self.buffers]
+        tensors = self.layout.spelled_as(known).to_torch(every)
+        return {own: tensors[names[0]] for own, names in self.names.items() if names[0] in tensors}
+
     @cached_property
     def constants(self) -> frozenset[str]:
         """Paths of parameters that stand for buffers of the reference."""

@@ -24,6 +24,7 @@ from jax_attn.training.judging import judge
 from jax_attn.training.port_loop import PortLoop
 from jax_attn.training.recipe import LOSSES, MakeOptimizer, MakeScheduler, Recipe, with_loss
 from jax_attn.training.reference_training import ReferenceTraining
+from jax_attn.training.resumed import resumed
 from jax_attn.transfer import Layout
 from jax_attn.transfer.kinds.held import as_call, as_module
 
@@ -43,6 +44,7 @@ def check_training(
     accumulate: int = 1,
     accumulated: str = "sum",
     port_optimizer: optax.GradientTransformation | None = None,
+    port_state: Any = None,
     reference_call: Callable[..., Any] | None = None,
     port_call: Callable[..., Any] | None = None,
     dtype: str = "float32",
@@ -67,7 +69,8 @@ def check_training(
         `port_call`. A module that draws its own dropout is refused; pass its keep masks in each
         batch instead.
       layout: the transfer table between the two modules.
-      optimizer: a function from a module to its `torch.optim` optimizer.
+      optimizer: a function from a module to its `torch.optim` optimizer. A state that it loads into
+        the optimizer is where the training goes on from, on both sides.
       loss: one of `LOSSES`, or a pair of functions (torch's, JAX's), each (output, target) ->
         scalar.
       steps: the number of updates of the free run. An update takes `accumulate` batches.
@@ -80,6 +83,9 @@ def check_training(
         reference's optimizer. optax's own `adam` and `adamw` compute 1 - b**t in float32, with an
         error of about 1e-5 in the first updates. A difference that vanishes in float64 is a note
         that states the drift. `nadam` and `clip_by_global_norm` compute something else, and FAIL.
+      port_state: the optax state, or nnx.Optimizer, that the port goes on from; it is compared with
+        the state of torch's optimizer. The default is torch's state, carried through the table,
+        which works for Adam, AdamW and SGD; with a new torch optimizer, a new state.
       reference_call: as for `check`.
       port_call: as for `check`.
       dtype: the dtype of both modules.
@@ -103,12 +109,17 @@ def check_training(
     )
     if problems := training.loop.problems():
         raise ValueError("\n".join(problems))
+    tx = port_optimizer or training.optax_like(port)
+    loop = PortLoop(port, with_loss(port_call, jax_loss), batches, dtype)
+    begun = resumed(training, tx, loop.start, port_state)
+    loop.state = begun.arrays
     weights = compare_weights(Weights.of(reference), port, layout)
+    notes = [note for note in weights.notes if note.kind != "gradients-not-paired"]
     return judge(
         training,
-        PortLoop(port, with_loss(port_call, jax_loss), batches, dtype),
-        port_optimizer or training.optax_like(port),
+        loop,
+        tx,
         try_canaries(training),
-        failures=weights.differences,
-        notes=[note for note in weights.notes if note.kind != "gradients-not-paired"],
+        failures=(*weights.differences, *begun.differences),
+        notes=(*notes, *begun.notes),
     )

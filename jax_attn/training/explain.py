@@ -56,7 +56,7 @@ class TrainingExplanation(Explanation):
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
-        if unlike := [str(x) for x in self.result.failures if x.kind == "weights-differ"]:
+        if unlike := [str(x) for x in self.result.failures if x.kind in _BEFORE]:
             return f"Both sides differ before the first update: {unlike[0]}."
         if self.regions or self.verdict is Verdict.PASS:
             return super().sentence
@@ -77,6 +77,7 @@ class TrainingExplanation(Explanation):
         return super().to_json() | {"first_wrong": first, "causes": causes}
 
 
+_BEFORE = ("weights-differ", "optimizer-state-differs")
 _GRADIENTS, _UPDATES, _FREE_RUN = range(3)
 _RIGHT_BEFORE = (
     "The first batch's gradients are wrong, first in",

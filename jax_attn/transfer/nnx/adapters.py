@@ -50,11 +50,11 @@ def merge_lora(module: Weights, *, scale: float) -> nnx.State:
         if other not in factors:
             problems.append(Problem("missing", other, f"expected it beside {path!r}"))
         elif match["side"] in "aA":
-            a, b = (np.float64(_array(leaves[x], x)) for x in (path, other))
+            a, b = (_array(leaves[x], x).astype(np.float64) for x in (path, other))
             fits = [*_fitting(a, b, _beside(match, weights))]
             if len(fits) == 1:
                 ((base, product),) = fits
-                before = merged.get(base, np.float64(_array(weights[base], base)))
+                before = merged.get(base, _array(weights[base], base).astype(np.float64))
                 merged[base] = before + scale * product
             else:
                 text = "expected one weight beside it that has the shape of its product, and one "

@@ -16,6 +16,7 @@ import torch
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.training.recipe import Recipe
 from jax_attn.training.reference_training import ReferenceTraining
+from jax_attn.training.runs import Replay
 
 Groups = Sequence[dict[str, Any]]
 """The param_groups of an optimizer."""
@@ -24,7 +25,7 @@ Groups = Sequence[dict[str, Any]]
 # --- what hides an option -------------------------------------------------------------------------
 
 
-def _gradients_of_updates(training: ReferenceTraining) -> Iterator[list[np.ndarray]]:
+def gradients_of_updates(training: ReferenceTraining) -> Iterator[list[np.ndarray]]:
     """Yield the gradient of each update from identical gradients, tensor by tensor."""
     recipe, gradients = training.loop.recipe, training.gradients
     divisor = recipe.accumulate if recipe.accumulated == "mean" else 1
@@ -36,13 +37,13 @@ def _gradients_of_updates(training: ReferenceTraining) -> Iterator[list[np.ndarr
 
 
 def _largest_norm(training: ReferenceTraining) -> str:
-    updates = list(_gradients_of_updates(training))
+    updates = list(gradients_of_updates(training))
     norm = max(math.sqrt(sum(np.square(g).sum() for g in update)) for update in updates)
     return f"the largest gradient norm of the first {len(updates)} updates is {norm:.2g}"
 
 
 def _largest_element(training: ReferenceTraining) -> str:
-    updates = list(_gradients_of_updates(training))
+    updates = list(gradients_of_updates(training))
     largest = max(np.abs(g).max() for update in updates for g in update)
     return f"the largest element of the first {len(updates)} gradients is {largest:.2g}"
 
@@ -79,7 +80,7 @@ class Option:
 
 OPTIONS: dict[str, Option] = {
     "clip_norm": Option(None, (), _largest_norm, "a clip_norm below that"),
-    "clip_value": Option(None, (), _largest_element, "a clip_value below that"),
+    "clip_value": Option(None, (0.1, 0.5, 1.0, 5.0), _largest_element, "a clip_value below that"),
     "schedule": Option(None, (), _too_few_updates, "enough steps for the schedule to act"),
     "nesterov": Option(False, (True,)),
     "centered": Option(False, (True,)),
@@ -115,11 +116,28 @@ def with_options(recipe: Recipe, **options: Any) -> Recipe:
 
 
 @dataclass(frozen=True)
-class RecipeBug:
-    """A changed recipe. says: the change in words, to follow "with"."""
+class Trial:
+    """A changed recipe. scales: factors of the gradients, for each update; () for none."""
 
-    says: Finding
     recipe: Recipe
+    scales: tuple[float, ...] = ()
+
+    def replay(self, training: ReferenceTraining, seed: int | None) -> Replay:
+        """Make the reference's updates from identical gradients by this recipe."""
+        gradients: list[Any] = training.gradients
+        if self.scales:
+            each = np.repeat(self.scales, self.recipe.accumulate)
+            pairs = zip(gradients, each, strict=True)
+            gradients = [{k: np.float64(a) * scale for k, a in g.items()} for g, scale in pairs]
+        return replace(training.loop, recipe=self.recipe).replay(gradients, seed)
+
+
+@dataclass(frozen=True)
+class RecipeBug:
+    """What may be wrong with a port's updates. says: the change in words, to follow "with"."""
+
+    says: Finding | None
+    trial: Trial
 
 
 def recipe_bugs(recipe: Recipe, groups: Groups, factor: float) -> Iterator[RecipeBug]:
@@ -127,14 +145,18 @@ def recipe_bugs(recipe: Recipe, groups: Groups, factor: float) -> Iterator[Recip
     if abs(factor - 1) > 1e-6:
         rates = [factor * group["lr"] for group in groups]
         says = Finding("recipe-rate", f"a learning rate {factor:.6g} times as large")
-        yield RecipeBug(says, _with_rates(recipe, rates))
+        yield RecipeBug(says, Trial(_with_rates(recipe, rates)))
     for name, option in OPTIONS.items():
         own = own_values(name, recipe, groups)
         if name in Recipe.__dataclass_fields__:
             if own != [option.absent]:
                 kind = "recipe-schedule" if name == "schedule" else "recipe-option"
                 changed = with_options(recipe, **{name: option.absent})
-                yield RecipeBug(Finding(kind, f"no {name}"), changed)
+                yield RecipeBug(Finding(kind, f"no {name}"), Trial(changed))
+            else:
+                for value in option.usual:
+                    says = Finding("recipe-option", f"{name}={value}, which the reference lacks")
+                    yield RecipeBug(says, Trial(with_options(recipe, **{name: value})))
             continue
         exchanged = [value[::-1] for value in own] if name == "betas" else []
         for value in dict.fromkeys((option.absent, *option.usual, *exchanged, *own)) if own else ():
@@ -143,18 +165,20 @@ def recipe_bugs(recipe: Recipe, groups: Groups, factor: float) -> Iterator[Recip
     if recipe.schedule is not None:
         for words, step in _STEPS:
             says = Finding("recipe-schedule", words)
-            yield RecipeBug(says, replace(recipe, schedule=_stepped(recipe.schedule, step)))
+            yield RecipeBug(says, Trial(replace(recipe, schedule=_stepped(recipe.schedule, step))))
     if recipe.accumulate > 1:
         other = {"sum": "mean", "mean": "sum"}[recipe.accumulated]
         words = f"gradients accumulated as their {other}, not their {recipe.accumulated}"
         says = Finding("recipe-accumulation", words)
-        yield RecipeBug(says, replace(recipe, accumulated=other))
+        yield RecipeBug(says, Trial(replace(recipe, accumulated=other)))
 
 
 def _with_value(recipe: Recipe, option: str, value: Any, own: Sequence[Any]) -> RecipeBug:
     where = " in every group" if len(own) > 1 else ""
     words = f"{option}={value}{where} in place of {', '.join(map(str, own))}"
-    return RecipeBug(Finding("recipe-option", words), with_options(recipe, **{option: value}))
+    return RecipeBug(
+        Finding("recipe-option", words), Trial(with_options(recipe, **{option: value}))
+    )
 
 
 def _with_rates(recipe: Recipe, rates: Sequence[float]) -> Recipe:

@@ -7,7 +7,9 @@ and optimizer state, within rounding, is the cause.
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import optax
@@ -24,6 +26,7 @@ from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.training.bugs import RecipeBug, recipe_bugs
+from jax_attn.training.fitted import fitted_bugs
 from jax_attn.training.port_loop import PortLoop
 from jax_attn.training.reference_training import (
     ReferenceTraining,
@@ -42,7 +45,7 @@ class TrainingExplanation(Explanation):
 
     Attributes:
       result, regions: as in an `Explanation`; the regions of the first batch's gradients.
-      first_wrong: the first wrong tensor of the training; None if only weights differ.
+      first_wrong: the first wrong tensor of the training; None if only weights or states differ.
       causes: explanations of wrong updates, to follow "with": "weight_decay=0.0 in place of 0.01".
         Each has a `kind` that begins with "recipe".
     """
@@ -53,6 +56,8 @@ class TrainingExplanation(Explanation):
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
+        if unlike := [str(x) for x in self.result.failures if x.kind in _BEFORE]:
+            return f"Both sides differ before the first update: {unlike[0]}."
         if self.regions or self.verdict is Verdict.PASS:
             return super().sentence
         if self.causes:
@@ -72,6 +77,7 @@ class TrainingExplanation(Explanation):
         return super().to_json() | {"first_wrong": first, "causes": causes}
 
 
+_BEFORE = ("weights-differ", "optimizer-state-differs")
 _GRADIENTS, _UPDATES, _FREE_RUN = range(3)
 _RIGHT_BEFORE = (
     "The first batch's gradients are wrong, first in",
@@ -126,8 +132,9 @@ def _causes(
             ours = port.replay(tx, gradients, loop.recipe.accumulate)
     groups = loop.recipe.optimizer(copy.deepcopy(loop.module)).param_groups
     factor = _factor(ours.moved[1], reference.replays.exact.moved[1])
-    for bug in recipe_bugs(loop.recipe, groups, factor):
-        if _gives(reference, bug, ours):
+    options = recipe_bugs(loop.recipe, groups, factor)
+    for bug in chain(options, fitted_bugs(reference, ours)):
+        if bug.says and _gives(reference, bug, ours):
             yield bug.says
             return
 
@@ -142,18 +149,15 @@ def _factor(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) ->
 def _gives(reference: ReferenceTraining, bug: RecipeBug, ours: Replay) -> bool:
     """Return whether another recipe gives the reference the port's updates and state."""
 
-    def replay(seed: int | None) -> Replay:
-        return replace(reference.loop, recipe=bug.recipe).replay(reference.gradients, seed)
-
+    replay = partial(bug.trial.replay, reference)
     try:
-        exact = replay(0)
-        if not _is_near(ours.tensors(), exact.tensors()):
+        if not _is_near(ours.tensors(), replay(0).tensors()):
             return False
         runs = Runs.of(replay, reference.perturbed_runs)
     except (ValueError, RuntimeError):  # torch refuses this combination of options
         return False
     precision = PRECISIONS[master_dtype(reference.loop.dtype)]
-    reports = compared(runs, ours, precision, reference.idle)
+    reports = compared(reference, runs, ours, precision)
     return all(report.verdict is Verdict.PASS for report in reports)
 
 

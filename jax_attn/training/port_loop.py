@@ -24,6 +24,7 @@ from jax_attn.training.runs import (
     master_dtype,
 )
 from jax_attn.transfer import flatten
+from jax_attn.transfer.optimizer.optax_state import slots
 
 Parameters = dict[str, jax.Array]
 JaxLoss = Callable[[nnx.Module, Mapping[str, jax.Array]], jax.Array]
@@ -32,11 +33,13 @@ JaxLoss = Callable[[nnx.Module, Mapping[str, jax.Array]], jax.Array]
 class PortLoop:
     """An NNX module and its training data; never changed. Its parameters are a flat dict.
 
-    loss: (module, batch of JAX arrays) -> scalar. batches, dtype: as for `TorchLoop`.
+    loss: (module, batch of JAX arrays) -> scalar. batches, dtype: as for `TorchLoop`. state: the
+    arrays of the optimizer's state from which the run goes on, by place; None for a new one.
     """
 
     def __init__(self, module: nnx.Module, loss: JaxLoss, batches: Sequence[Batch], dtype: str):
         self.module, self.loss = module, loss
+        self.state: Arrays | None = None
         self._dtype, self._master_dtype = dtype, master_dtype(dtype)
         self.batches = [{k: _array(a, dtype) for k, a in batch.items()} for batch in batches]
         self.start = {path: jnp.array(a, self._master_dtype) for path, a in flatten(module).items()}
@@ -73,7 +76,7 @@ class PortLoop:
     ) -> FreeRun:
         """Run `steps` updates, each from `accumulate` batches. dtype: the optimizer's, if another
         than that of the masters."""
-        updates = _Updates(tx, self.start, dtype or self._master_dtype)
+        updates = _Updates(tx, self.start, dtype or self._master_dtype, self.state)
         losses: list[jax.Array] = []
         first: Parameters = {}
         moved = {}
@@ -97,7 +100,7 @@ class PortLoop:
         dtype: str | None = None,
     ) -> Replay:
         """Run updates from the given gradients, each path -> array. dtype: as for `free_run`."""
-        updates = _Updates(tx, self.start, dtype or self._master_dtype)
+        updates = _Updates(tx, self.start, dtype or self._master_dtype, self.state)
         moved = {}
         for i, by_path in enumerate(gradients):
             updates.make(by_path)
@@ -113,7 +116,7 @@ class PortLoop:
         movement in float64. The gradients are taken in turn."""
         stacked = {path: np.stack([g[path] for g in gradients]) for path in gradients[0]}
         size = sum(a.size for a in self.start.values())
-        runs = [_Updates(tx, self.start, x) for x in (self._master_dtype, "float64")]
+        runs = [_Updates(tx, self.start, x, self.state) for x in (self._master_dtype, "float64")]
         shares, made = {}, 0
         for updates in (n for n in _DRIFTS if n == 1 or n * accumulate * size <= _MOST):
             for run in runs:
@@ -133,12 +136,18 @@ _DRIFTS, _MOST = (1, 100, 10_000), 2**31
 class _Updates:
     """Updates of parameters by a compiled optimizer, in the optimizer's own dtype."""
 
-    def __init__(self, tx: optax.GradientTransformation, start: Parameters, dtype: str):
+    def __init__(
+        self,
+        tx: optax.GradientTransformation,
+        start: Parameters,
+        dtype: str,
+        state: Arrays | None,
+    ):
         self._dtype, self._update = dtype, _compiled_update(tx)
         self._start = _arrays(start)
         with x64_for(dtype):
             self.now = self._given(self._start)
-            self.state = tx.init(self.now)
+            self.state = _filled(tx.init(self.now), state) if state else tx.init(self.now)
 
     def make(self, gradients: Mapping[str, Any]) -> None:
         """Make one update."""
@@ -166,6 +175,12 @@ class _Updates:
 
     def _given(self, arrays: Mapping[str, Any]) -> Parameters:
         return {path: jnp.array(np.asarray(a), self._dtype) for path, a in arrays.items()}
+
+
+def _filled(new: Any, arrays: Arrays) -> Any:
+    """Return a new state with the arrays of another run's, in the dtypes of the new one."""
+    leaves = [jnp.asarray(arrays[slot.where], slot.array.dtype) for slot in slots(new)[0]]
+    return jax.tree.unflatten(jax.tree.structure(new), leaves)
 
 
 def moments(state: Any) -> dict[str, Arrays]:

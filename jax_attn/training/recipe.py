@@ -14,7 +14,7 @@ from flax import nnx
 
 from jax_attn.parity.run.inputs_and_runs import float_dtype, is_float
 from jax_attn.training.optimizers.optax_like import learning_rates, optax_like
-from jax_attn.transfer import Layout
+from jax_attn.training.paths import Paths
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], Any]
@@ -54,13 +54,21 @@ class Recipe:
         return not learning_rates(scheduler, updates)[1]
 
     def optax_like(
-        self, module: torch.nn.Module, updates: int, *, port: nnx.Module, layout: Layout
+        self, module: torch.nn.Module, updates: int, *, port: nnx.Module, paths: Paths
     ) -> optax.GradientTransformation:
-        """Return the optax transformation for `port`; a schedule has `updates` rates."""
+        """Return the optax transformation for `port`; a schedule has `updates` rates.
+
+        A parameter that the port holds under several names is updated under each.
+        """
         module = copy.deepcopy(module)
         optimizer = self.optimizer(module)
         scheduler = self.schedule(optimizer) if self.schedule else None
-        key = {id(p): name for name, p in module.named_parameters()}
+        first = {id(p): name for name, p in module.named_parameters()}
+        names = []
+        for group in optimizer.param_groups:
+            named = [(name, p) for p in group["params"] for name in paths.names[first[id(p)]]]
+            names.append([name for name, _ in named])
+            group["params"] = [p for _, p in named]
         return optax_like(
             optimizer,
             schedule=scheduler,
@@ -70,8 +78,8 @@ class Recipe:
             accumulate=self.accumulate,
             accumulated=self.accumulated,
             port=port,
-            layout=layout,
-            names=[[key[id(p)] for p in group["params"]] for group in optimizer.param_groups],
+            layout=paths.layout,
+            names=names,
         )
 
 

@@ -17,6 +17,7 @@ from flax import nnx
 from jax_attn.parity.judge.budget import PRECISIONS, RUNS, Budget, Precision
 from jax_attn.parity.judge.compare import TensorReport, judge
 from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.training.paths import Paths
 from jax_attn.training.recipe import Recipe, rounded
 from jax_attn.training.runs import (
     MOMENT_FIELDS,
@@ -27,7 +28,7 @@ from jax_attn.training.runs import (
     master_dtype,
 )
 from jax_attn.training.torch_loop import TorchLoop, TorchLoss
-from jax_attn.transfer import Layout, flatten
+from jax_attn.transfer import Layout
 
 Kind = TypeVar("Kind", FreeRun, Replay)
 
@@ -56,7 +57,6 @@ class ReferenceTraining:
 
     loop: TorchLoop
     steps: int
-    layout: Layout
     perturbed_runs: int = RUNS
 
     @classmethod
@@ -73,23 +73,23 @@ class ReferenceTraining:
         port: nnx.Module,
     ) -> "ReferenceTraining":
         """Build the reference's side. port: only the shapes of its parameters are read."""
-        shapes = {path: a.shape for path, a in flatten(port).items()}
-        loop = TorchLoop(
-            reference,
-            loss,
-            [rounded(batch, dtype) for batch in batches],
-            recipe,
-            dtype,
-            lambda tensors: layout.to_flax(tensors, shapes),
-        )
-        return cls(loop, steps, layout)
+        paths = Paths.of(reference, layout, port)
+        rows = [rounded(batch, dtype) for batch in batches]
+        return cls(TorchLoop(reference, loss, rows, recipe, dtype, paths), steps)
 
     def optax_like(self, port: nnx.Module) -> optax.GradientTransformation:
         """Return the optax equivalent of the reference's optimizer, for this port."""
         # The updates from identical gradients may be more than those of a short free run.
         updates = max(self.steps, self.updates)
-        recipe = self.loop.recipe
-        return recipe.optax_like(self.loop.module, updates, port=port, layout=self.layout)
+        loop = self.loop
+        tx = loop.recipe.optax_like(loop.module, updates, port=port, paths=loop.to_paths)
+        # torch clips by a norm in which buffers have no part.
+        return optax.chain(_without(self.constants), tx) if self.constants else tx
+
+    @property
+    def constants(self) -> frozenset[str]:
+        """Paths of the port's parameters that are buffers of the reference."""
+        return self.loop.to_paths.constants
 
     @cached_property
     def updates(self) -> int:
@@ -124,7 +124,15 @@ class ReferenceTraining:
             path: Budget.of(np.array(sizes), [np.array(run[path]) for run in perturbed], precision)
             for path, sizes in exact.items()
         }
-        return frozenset(path for path, budget in zeros.items() if max(exact[path]) <= budget.zero)
+        idle = (path for path, budget in zeros.items() if max(exact[path]) <= budget.zero)
+        return frozenset(idle) - self.constants
+
+
+def _without(paths: frozenset[str]) -> optax.GradientTransformation:
+    """Set the gradients of some paths to zero."""
+    return optax.stateless(
+        lambda gradients, _: {k: 0 * g if k in paths else g for k, g in gradients.items()}
+    )
 
 
 def missing_moments(reference: ReferenceTraining, port: Replay) -> tuple[Finding, ...]:
@@ -145,30 +153,33 @@ def compare_replay(reference: ReferenceTraining, port: Replay) -> Iterator[Tenso
     For parameters, the distance moved after the first and after the last update is compared.
     """
     precision = PRECISIONS[master_dtype(reference.loop.dtype)]
-    return compared(reference.replays, port, precision, reference.idle)
+    return compared(reference, reference.replays, port, precision)
 
 
 def compare_free_run(reference: ReferenceTraining, port: FreeRun) -> Iterator[TensorReport]:
     """Compare the first gradients, the losses, and the distances moved at each checkpoint."""
     precision = PRECISIONS[reference.loop.dtype]
-    return compared(reference.free_runs, port, precision, reference.idle)
+    return compared(reference, reference.free_runs, port, precision)
 
 
 def compared(
-    runs: Runs[Kind], port: Kind, precision: Precision, idle: frozenset[str]
+    reference: ReferenceTraining, runs: Runs[Kind], port: Kind, precision: Precision
 ) -> Iterator[TensorReport]:
-    """Yield a report on each tensor of a port's run.
+    """Yield a report on each tensor of a port's run. runs: those of the reference to compare with.
 
-    idle: parameters that only rounding moves; for them, only the spread limits the drift.
+    For parameters that only rounding moves, only the spread limits the drift. A buffer of the
+    reference has no gradient to compare.
     """
     ours, own = port.tensors(), runs.own.tensors()
     perturbed = [run.tensors() for run in runs.perturbed]
     for label, exact in runs.exact.tensors().items():
         if label.moved is None and label not in ours:
             continue  # a moment that the port's optimizer does not keep
+        if label.name in reference.constants and label.kind.startswith("gradient"):
+            continue
         want, got, torchs = map(_wide, (exact, ours[label], own[label]))
         budget = Budget.of(want, [_wide(run[label]) for run in perturbed], precision)
-        if label.moved in idle:
+        if label.moved in reference.idle:
             budget = replace(budget, zero=math.inf)
         names = {"kind": label.kind, "name": label.name, "transform": label.transform}
         yield judge(want, got, torchs, budget, **names)

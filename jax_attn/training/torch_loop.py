@@ -17,6 +17,7 @@ from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.rounding import DrawnRounding
 from jax_attn.parity.run.torch_settings import one_thread, plain_kernels
 from jax_attn.training.optimizers.optax_like import KINDS
+from jax_attn.training.paths import Paths
 from jax_attn.training.recipe import Recipe
 from jax_attn.training.runs import (
     LOW,
@@ -34,6 +35,10 @@ TorchLoss = Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], torch.Tensor
 
 ELEMENTWISE = tuple(getattr(torch.optim, name) for name in KINDS)
 """Elementwise optimizers: several parameters may be concatenated into one."""
+
+
+_OF_ALL = ("step", "mu_product")
+"""What a state keeps once for all elements of a parameter."""
 
 
 class KeepsSigns(DrawnRounding):
@@ -91,8 +96,8 @@ class TorchRun:
             for group in self._optimizer.param_groups:
                 group |= {name: False for name in ("foreach", "fused") if name in group}
             if type(self._optimizer) in ELEMENTWISE:
-                groups = self._optimizer.param_groups
-                self._flattened = [_flattened(self._optimizer, group) for group in groups]
+                alike = [g for g in self._optimizer.param_groups if _are_alike(self._optimizer, g)]
+                self._flattened = [_flattened(self._optimizer, group) for group in alike]
         self._scheduler = recipe.schedule(self._optimizer) if recipe.schedule else None
         self._batch_dtype = TORCH_DTYPES[dtype] if as_it_is else torch.float64
 
@@ -144,18 +149,27 @@ class TorchRun:
     def moments(self) -> dict[str, dict[str, np.ndarray]]:
         """Return moment -> torch key -> the optimizer's elementwise state of the parameter."""
         key = {id(p): name for name, p in self._masters.items()}
-        wholes = self._flattened or [(p, [p]) for p in self._masters.values()]
+        within = {id(p) for _, parts in self._flattened for p in parts}
+        others = [(p, [p]) for p in self._masters.values() if id(p) not in within]
+        wholes = [*self._flattened, *others]
         moments: dict[str, dict[str, np.ndarray]] = {}
         for whole, parts in wholes:
             for name, kept in self._optimizer.state.get(whole, {}).items():
                 elementwise = isinstance(kept, torch.Tensor) and kept.shape == whole.shape
-                if not elementwise or name in ("step", "mu_product"):
+                if not elementwise or name in _OF_ALL:
                     continue
                 pieces = kept.flatten().split([p.numel() for p in parts])
                 for p, piece in zip(parts, pieces, strict=True):
                     array = as_numpy(piece.view(p.shape)).copy()
                     moments.setdefault(name, {})[key[id(p)]] = array
         return moments
+
+
+def _are_alike(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Return whether the parameters of a group have made equally many updates."""
+    states = [optimizer.state.get(p, {}) for p in group["params"]]
+    counts = {float(state.get("step", 0.0)) for state in states}
+    return len({tuple(state) for state in states}) == len(counts) == 1
 
 
 def _flattened(
@@ -168,9 +182,12 @@ def _flattened(
     states = [optimizer.state.pop(p, {}) for p in parts]
     for p, piece in zip(parts, pieces, strict=True):
         p.data = piece.view(p.shape)
-    if states[0]:  # Adagrad has a state before its first update
-        optimizer.state[whole] = states[0] | {
-            "sum": torch.cat([s["sum"].flatten() for s in states])
+    if states[0]:  # of a run that goes on; Adagrad has one before its first update, too
+        optimizer.state[whole] = {
+            name: torch.cat([state[name].flatten() for state in states])
+            if isinstance(kept, torch.Tensor) and name not in _OF_ALL
+            else kept
+            for name, kept in states[0].items()
         }
     group["params"] = [whole]
     return whole, parts
@@ -187,7 +204,7 @@ def tensor(a: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 class TorchLoop:
     """A torch module and its training data; copies are trained.
 
-    loss: (module, batch of tensors) -> scalar. to_paths: arrays by torch key -> by Flax path.
+    loss: (module, batch of tensors) -> scalar. to_paths: arrays by torch key -> by the port's path.
     """
 
     module: torch.nn.Module
@@ -195,7 +212,7 @@ class TorchLoop:
     batches: Sequence[Batch]
     recipe: Recipe
     dtype: str
-    to_paths: Callable[[Arrays], dict[str, np.ndarray]]
+    to_paths: Paths
 
     def problems(self) -> list[str]:
         """List why runs would differ from one another, or from the port's."""

@@ -1,8 +1,8 @@
 """Weights between torch names and those of a port in JAX, through tables, bit for bit.
 
-Files and tables need no framework. `plan`, `load`, `export`, `flatten`, `infer`, `load_optimizer`
-and `export_optimizer` import jax and flax when first used; reading one of torch's own files imports
-torch.
+Files and tables need no framework. `plan`, `load`, `export`, `merge_lora`, `flatten`, `infer`,
+`load_optimizer` and `export_optimizer` import jax and flax when first used; reading one of torch's
+own files imports torch.
 """
 
 import importlib
@@ -44,6 +44,7 @@ from jax_attn.transfer.table.steps import (
 
 if TYPE_CHECKING:
     from jax_attn.families.layout_for import layout_for
+    from jax_attn.transfer.nnx.adapters import merge_lora
     from jax_attn.transfer.nnx.load import Plan, export, load, load_flax, plan
     from jax_attn.transfer.nnx.variables import flatten
     from jax_attn.transfer.optimizer.carry import export_optimizer, load_optimizer
@@ -54,6 +55,7 @@ _HOMES = dict.fromkeys(_NNX, "jax_attn.transfer.nnx.load")
 _HOMES |= dict.fromkeys(("export_optimizer", "load_optimizer"), "jax_attn.transfer.optimizer.carry")
 _HOMES |= dict.fromkeys(("Proposal", "infer"), "jax_attn.transfer.proposal.infer")
 _HOMES |= {"flatten": "jax_attn.transfer.nnx.variables"}
+_HOMES |= {"merge_lora": "jax_attn.transfer.nnx.adapters"}
 _HOMES |= {"layout_for": "jax_attn.families.layout_for"}
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "load_checkpoint",
     "load_flax",
     "load_optimizer",
+    "merge_lora",
     "packed",
     "plan",
     "refused",

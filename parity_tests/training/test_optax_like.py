@@ -83,13 +83,28 @@ def begun(optimizer):
     return scheduler
 
 
-@pytest.mark.parametrize("make", [plateau, one_cycle, ended, begun, begun_chain])
+@pytest.mark.parametrize("make", [plateau, one_cycle, ended])
 def test_a_schedule_that_the_count_does_not_tell_is_refused(make):
     optimizer = SGD(layer().parameters(), 0.1, momentum=0.9)
     schedule = make(optimizer)
     assert "schedule" in problems_of(
         lambda: parity.optax_like(optimizer, schedule=schedule, steps=5)
     )
+
+
+@pytest.mark.parametrize("make", [begun, begun_chain])
+def test_a_schedule_that_has_begun_has_rates_from_its_count_on(make):
+    optimizer = SGD(layer().parameters(), 0.5)
+    schedule = make(optimizer)
+    like = parity.optax_like(optimizer, schedule=schedule, steps=3)
+    ones = {"kernel": jnp.ones((5, 3))}
+
+    def moved(count):
+        state = optax.tree.set(like.init(ones), count=jnp.int32(count))
+        return float(like.update(ones, state, ones)[0]["kernel"][0, 0])
+
+    assert [moved(count) for count in (1, 2, 3)] == pytest.approx([-0.5, -0.05, -0.05])
+    assert np.isnan(moved(0))  # a new state does not go on from there
 
 
 def test_a_scheduler_that_was_not_handed_in_is_missed():

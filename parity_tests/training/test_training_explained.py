@@ -2,14 +2,17 @@
 right."""
 
 import json
+from functools import partial
 
 import jax
 import numpy as np
+import optax
 import pytest
 import torch
 from flax import nnx
+from torch.optim import SGD, Adam, AdamW
 
-from helpers.parity.training_checks import adamw
+from helpers.parity.training_checks import adamw, linear_check
 from helpers.schema_problems import problems
 from jax_attn import GroupedQueryAttention, parity, transfer
 from jax_attn.parity.judge.text import finite
@@ -28,6 +31,9 @@ CAUSES = {
     "Adam: betas swapped": ("option", "betas=(0.999, 0.9) in place of (0.9, 0.999)"),
     "Adam: b2 0.99 for 0.999": ("option", "betas=(0.9, 0.99) in place of (0.9, 0.999)"),
     "Adam: decay decoupled": ("option", "decoupled_weight_decay=True"),
+    "Adam: bias correction left out": ("schedule", "which the reference lacks"),
+    "AdamW: decay without the learning rate": ("option", "weight_decay=10.0 in place of 0.2"),
+    "clip by norm: eps left out": ("option", "clip_norm=1e-05 without the 1e-6"),
     "AdamW: decay coupled": ("option", "decoupled_weight_decay=False"),
     "AdamW: optax's own decay": ("option", "weight_decay=0.0001 in place of 0.2"),
     "AdamW: biases decay too": (
@@ -73,6 +79,63 @@ def test_wrong_updates_have_the_recipe_that_makes_them(bug):
     assert cause.kind == f"recipe-{kind}"
     assert named in cause
     assert explanation.sentence.endswith(f"would with {cause}.")
+
+
+MATRICES = {"mask": lambda params: jax.tree.map(lambda a: a.ndim > 1, params)}
+COUPLED = optax.add_decayed_weights(0.2)
+FITTED = {
+    # torch's optimizer, the port's, what the cause says
+    "another decay": (AdamW, optax.adamw(0.02, weight_decay=0.05), "weight_decay=0.05 in place"),
+    "decay of matrices alone": (
+        AdamW,
+        optax.adamw(0.02, weight_decay=0.2, **MATRICES),
+        "weight_decay=0.0 of all but matrices in place of 0.2",
+    ),
+    "coupled": (AdamW, optax.chain(COUPLED, optax.adam(0.02)), "decoupled_weight_decay=False"),
+    "apart from the momentum": (
+        partial(SGD, momentum=0.9),
+        optax.chain(optax.trace(0.9), COUPLED, optax.scale(-0.02)),
+        "a weight decay apart from the gradient",
+    ),
+    "another way, and optax's default": (
+        Adam,
+        optax.adamw(0.02, weight_decay=0.01),
+        "decoupled_weight_decay=True in place of False and weight_decay=0.01 in place of 0.2",
+    ),
+    "a rate and a decay": (
+        AdamW,
+        optax.adamw(0.06, weight_decay=0.05),
+        "weight_decay=0.05 in place of 0.2 and a learning rate 3 times as large",
+    ),
+    "a clip of the port alone": (
+        AdamW,
+        optax.chain(optax.clip_by_global_norm(0.3), optax.adamw(0.02, weight_decay=0.2)),
+        "clip_norm=0.3, which the reference lacks",
+    ),
+    "a clip by value of the port alone": (
+        SGD,
+        optax.chain(optax.clip(0.1), COUPLED, optax.sgd(0.02)),
+        "clip_value=0.1, which the reference lacks",
+    ),
+    "a schedule of the port alone": (
+        AdamW,
+        optax.adamw(optax.linear_schedule(0.002, 0.02, 4), weight_decay=0.2),
+        "a schedule, which the reference lacks: its rates are 0.1, 0.325 and 0.55 times",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FITTED)
+def test_numbers_of_a_recipe_are_fitted_to_the_ports_updates(name):
+    kind, own, said = FITTED[name]
+    result = linear_check(
+        optimizer=lambda m: kind(m.parameters(), lr=0.02, weight_decay=0.2),
+        port_optimizer=own,
+        steps=3,
+    )
+    (cause,) = result.explain().causes
+    assert said in cause
 
 
 def test_of_a_right_training_nothing_differs():

@@ -100,6 +100,8 @@ KINDS = MappingProxyType(
         "small-features": "some features are too small compared with others to be judged",
         "drowned": "rounding hides any bugs that the inputs might reveal",
         "no-update": "no parameter moves",
+        "buffer-trained": "the port's optimizer moves what is a buffer of the reference",
+        "optimizer-state-differs": "the two optimizers do not go on from one state",
         "moment-missing": "the port's optimizer lacks a state that torch's has",
         "moment-not-compared": "a state of torch's optimizer has no known counterpart",
         "option-left-out": "ignoring an option of the optimizer would not show",

@@ -86,6 +86,7 @@ class TrainingPair:
     accumulate: int = 1
     accumulated: str = "sum"
     port_optimizer: "optax.GradientTransformation | None" = None
+    port_state: Any = None
     reference_call: Callable[..., Any] | None = None
     port_call: Callable[..., Any] | None = None
     dtype: str | None = None

@@ -19,7 +19,7 @@ from jax_attn import transfer
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.result import Result
 from jax_attn.training.canaries import try_canaries
-from jax_attn.training.check_training import judge
+from jax_attn.training.judging import judge
 from jax_attn.training.port_loop import PortLoop
 from jax_attn.training.recipe import LOSSES, MakeScheduler, Recipe, with_loss
 from jax_attn.training.reference_training import ReferenceTraining

@@ -87,7 +87,9 @@ def optax_like(
     Args:
       torch_optimizer: an SGD, Adam, AdamW, NAdam, RMSprop or Adagrad of `torch.optim`. Its state is
         not read; `transfer.load_optimizer` transfers it.
-      schedule: a new torch scheduler of this optimizer, stepped once after each update.
+      schedule: a torch scheduler of this optimizer, stepped once after each update. One that has
+        made n steps has rates from the count n on, for a state that `transfer.load_optimizer`
+        brings; earlier rates are NaN.
       steps: the number of updates for which the schedule has rates; later rates are NaN.
       clip_norm: the argument of `torch.nn.utils.clip_grad_norm_` before each update, including the
         1e-6 in its divisor.
@@ -115,7 +117,8 @@ def optax_like(
     if schedule is not None and steps is not None and not problems:
         table, rate_problems = learning_rates(schedule, steps)
         problems += rate_problems
-        rates = [looked_up(row) for row in table]
+        done = np.full(steps_made(schedule), np.nan)
+        rates = [looked_up(np.append(done, row)) for row in table]
     labels: dict[str, str] = {}
     if port is not None and layout is not None:
         labels, label_problems = group_labels(torch_optimizer, port, layout, names)
@@ -178,6 +181,7 @@ def group_labels(
     keys_by_group, problems = names_by_group(groups, names)
     if problems:
         return {}, problems
+    layout = layout.spelled_as([key for keys in keys_by_group for key in keys])
     paths = {path: array.shape for path, array in flatten(port).items()}
     zeros = {path: np.zeros(shape, np.int8) for path, shape in paths.items()}
     try:
@@ -271,7 +275,7 @@ def _is_count(value: Any) -> bool:
 
 
 def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem]]:
-    """Return (the rate of each update, (groups, steps) float64; the reasons why there is none).
+    """Return (the rate of each next update, (groups, steps) float64; why there are none).
 
     A copy of the scheduler is stepped as in training, after each update. So any function of the
     count works, wherever a class starts to count. `scheduler` and its optimizer are not changed.
@@ -283,8 +287,6 @@ def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem
     kind = type(scheduler).__name__
     if kind == "ReduceLROnPlateau":
         return refused("expected rates that follow from the count alone, got ReduceLROnPlateau")
-    if (count := _count(scheduler)) != 0:
-        return refused(f"expected a new scheduler, as optax counts from 0, got one at {count}")
     optimizer = scheduler.optimizer
     tensors = [p for group in optimizer.param_groups for p in group["params"]]
     memo: dict[int, Any] = {id(p): p for p in tensors} | {id(optimizer.state): {}}
@@ -315,11 +317,11 @@ def looked_up(rates: np.ndarray) -> Schedule:
     return rate
 
 
-def _count(scheduler: Any) -> int:
+def steps_made(scheduler: Any) -> int:
     """Return how many steps a scheduler has made; ChainedScheduler itself does not count."""
     if hasattr(scheduler, "last_epoch"):
         return scheduler.last_epoch
-    return max(map(_count, scheduler._schedulers))
+    return max(map(steps_made, scheduler._schedulers))
 
 
 def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

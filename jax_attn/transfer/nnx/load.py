@@ -15,6 +15,8 @@ from jax_attn.transfer.arrays import Spec, Tensors, describe, expect_mapping, re
 from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.port_folder import read_again, side_of
 from jax_attn.transfer.kinds.held import HeldPort, rebuilt
+from jax_attn.transfer.nnx.adapters import refuse_adapters
+from jax_attn.transfer.nnx.into_torch import written_into
 from jax_attn.transfer.nnx.placement import bytes_per_device, place, unplaceable
 from jax_attn.transfer.nnx.variables import (
     Weights,
@@ -29,7 +31,7 @@ from jax_attn.transfer.table.layout import LAYOUT_HINT, Layout, untied
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.reasons import problems_of, put_there
 from jax_attn.transfer.table.resolve import Leftovers, Move, passed, resolve, unused
-from jax_attn.transfer.table.rows import Row, row
+from jax_attn.transfer.table.rows import Row, regex, row
 from jax_attn.transfer.table.steps import Shape
 
 
@@ -228,25 +230,39 @@ def load_flax(module: nnx.Module, folder: str | Path) -> Plan:
         return load(module, tensors, Layout(*(row(path, path) for path in flatten(module))))
 
 
-def export(module: Weights, layout: Layout) -> dict[str, np.ndarray]:
+def export(module: Weights, layout: Layout, *, into: Any = None) -> dict[str, np.ndarray]:
     """Read a port's weights as torch tensors, by torch key: the inverse of `load`.
 
     Args:
       module: an nnx.Module, an nnx.State, a port of another kind, or a tree of arrays, a mapping.
       layout: the transfer table.
+      into: a torch module to write the tensors into, in place: every parameter and buffer of its
+        state dict, or nothing. Those that the table ignores stay as they are.
 
     Returns:
-      A dict of NumPy arrays, bit-identical copies; bfloat16 is ml_dtypes'.
+      A dict of NumPy arrays, bit-identical copies; bfloat16 is ml_dtypes'. With `into`, by the
+      names of that module.
 
     Raises:
-      TransferError: every reason why the module does not fit the table.
+      TransferError: every reason why the module does not fit the table, or why `into` does not.
+        Arrays of low-rank adapters that no row carries are refused: `merge_lora` merges them.
     """
     check_layout(layout)
-    arrays = carried(module, layout)
+    own = state_of(module)
+    arrays = values_of(variables(own, layout))
     _, problems = _described(arrays)
+    problems += refuse_adapters(own, _read(layout, arrays))
     if problems:
         raise TransferError("export", problems)
-    return {key: np.array(tensor, order="C") for key, tensor in layout.to_torch(arrays).items()}
+    if into is None:
+        tensors = layout.to_torch(arrays)
+        return {key: np.array(tensor, order="C") for key, tensor in tensors.items()}
+    return written_into(into, arrays, layout)
+
+
+def _read(layout: Layout, paths: Iterable[str]) -> list[str]:
+    patterns = [regex(pattern) for pattern in layout.flax_paths()]
+    return [path for path in paths if any(pattern.fullmatch(path) for pattern in patterns)]
 
 
 def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Spec], list[Problem]]:

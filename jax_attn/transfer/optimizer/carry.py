@@ -188,7 +188,8 @@ class _States:
         if self._lacks(moment, len(expected), len(arrays)):
             return {}
         try:
-            tensors = self.layout.to_torch(arrays)
+            keys = [parameter.key for parameter in self.parameters]
+            tensors = self.layout.spelled_as(keys).to_torch(arrays)
         except TransferError as error:
             self._refuse(moment, error.problems)
             return {}

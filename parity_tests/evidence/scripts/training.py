@@ -29,7 +29,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.selfcheck.matrix.ports import EmbeddedAttention
 from jax_attn.selfcheck.training_bugs.encoder import ENCODER, TorchEncoder, draws, ported
 from jax_attn.training.canaries import try_canaries
-from jax_attn.training.check_training import judge
+from jax_attn.training.judging import judge
 from jax_attn.training.port_loop import PortLoop
 from jax_attn.training.recipe import LOSSES, Recipe, with_loss
 from jax_attn.training.reference_training import ReferenceTraining

@@ -197,3 +197,24 @@ def test_at_the_default_b2_an_update_of_optax_is_a_little_smaller(t):
     second = optax.tree.bias_correction(np.ones(1, np.float32), 0.999, np.int32(t))
     exact = 1 / (1 - 0.999**t)
     assert 5e-6 < 1 - np.sqrt(exact / float(second[0])) < 1.1e-5
+
+
+SPELLINGS_OF_A_TABLE = {
+    "tied, under the other name": transfer.Layout(
+        transfer.row("head.weight", "embedding"), transfer.tied("embed.weight", "head.weight")
+    ),
+    "another spelling": transfer.spellings(
+        transfer.Layout(transfer.row("word.weight", "embedding")),
+        transfer.Layout(transfer.row("embed.weight", "embedding")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS_OF_A_TABLE)
+def test_a_moment_has_the_name_by_which_torch_knows_its_parameter(name):
+    layout = SPELLINGS_OF_A_TABLE[name]
+    embed = torch.nn.Embedding(11, 5)
+    optimizer = stepped(embed, adam(embed))
+    here, names = optimizer.state_dict(), ["embed.weight"]
+    state = load(bare({"embedding": np.zeros((11, 5), np.float32)}), here, layout, names)
+    assert torch_bits(export(state, here, layout, names)) == torch_bits(here)

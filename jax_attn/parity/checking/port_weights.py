@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.transfer import Layout, flatten, plan
+from jax_attn.transfer import Layout, Problem, flatten, plan
 from jax_attn.transfer.nnx.variables import carried
 
 
@@ -32,6 +32,6 @@ class HeldWeights:
         """Return arrays by torch's keys. Raises TransferError."""
         return self.layout.to_torch(arrays)
 
-    def misfits(self, state: Arrays) -> tuple[str, ...]:
+    def misfits(self, state: Arrays) -> tuple[Problem, ...]:
         """Return why a load of `state`, tensors or their digests, would fail."""
-        return tuple(map(str, plan(self.module, state, self.layout).problems))
+        return tuple(plan(self.module, state, self.layout).problems)

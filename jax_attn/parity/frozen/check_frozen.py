@@ -1,5 +1,7 @@
 """Check a user's file by a golden reference, in two processes: one runs it, and this one judges."""
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +49,8 @@ def check_frozen(
     for something else than what it was captured with. Raises PairError if the port cannot be
     judged, ends or hangs, or if the golden reference changed meanwhile.
     """
+    if os.name != "posix":
+        raise PairError(f"--expect-digest: expected a POSIX system, got {sys.platform}")
     golden = decoded(folder, read(folder, digest, in_memory=True))
     expect_none(fixed_problems(golden, *(options.get(name) for name in _FIXED)))
     with PortProcess(named, seconds) as process:

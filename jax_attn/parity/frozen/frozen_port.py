@@ -149,16 +149,21 @@ class FrozenWeights:
     def to_torch(self, arrays: Arrays) -> Arrays:
         answer = self.process.ask("to_torch", arrays)
         match answer:
-            case (str(doing), tuple(problems)) if _is_printable(answer):
-                with contextlib.suppress(TypeError):
-                    raise TransferError(doing, [Problem(*problem) for problem in problems])
+            case (str(doing), problems) if doing.isprintable():
+                raise TransferError(doing, self._problems(problems))
         return _arrays(self.process, answer)
 
-    def misfits(self, state: Arrays) -> tuple[str, ...]:
-        answer = self.process.ask("misfits")
-        if not isinstance(answer, tuple) or not _is_printable(answer):
-            raise self.process.wrong("the misfits of its table", answer)
-        return answer
+    def _problems(self, answer: Any) -> tuple[Problem, ...]:
+        try:
+            problems = tuple(Problem(*fields) for fields in answer)
+        except TypeError as error:
+            raise self.process.wrong("the problems of its table", answer) from error
+        if not all(map(_are_words, problems)):
+            raise self.process.wrong("the problems of its table", answer)
+        return problems
+
+    def misfits(self, state: Arrays) -> tuple[Problem, ...]:
+        return self._problems(self.process.ask("misfits"))
 
     @cached_property
     def _carried(self) -> tuple[Arrays, frozenset[str]]:

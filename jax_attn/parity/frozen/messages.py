@@ -24,7 +24,10 @@ TYPES: dict[str, type] = {
     kind.__name__: kind for kind in (Inputs, Run, PortFacts, Weights, Digests, Digest)
 }
 """The objects that a message may hold, with arrays, words, numbers, tuples and mappings."""
-_PIECE = 2**20
+_PIECE, _WORDS = 2**20, 2**26
+"""Bytes that are read at once; the largest number of bytes of data without arrays."""
+_LEAST = 1e-3
+"""Seconds; a socket takes 0 for something else."""
 
 
 class MessageError(Exception):
@@ -47,11 +50,21 @@ def written(value: Any) -> tuple[bytes, bytes]:
     return data, save(whole)
 
 
-def send(channel: socket.socket, value: Any) -> None:
-    """Write a message. Raises TypeError as `written` does, and OSError."""
-    for part in written(value):
-        channel.sendall(len(part).to_bytes(8, "little"))
-        channel.sendall(part)
+def send(channel: socket.socket, value: Any, *, seconds: float | None = None) -> None:
+    """Write a message. Raises TypeError as `written` does, and MessageError.
+
+    seconds: how long it may take.
+    """
+    parts = written(value)
+    channel.settimeout(None if seconds is None else max(seconds, _LEAST))
+    try:
+        for part in parts:
+            channel.sendall(len(part).to_bytes(8, "little"))
+            channel.sendall(part)
+    except TimeoutError as error:
+        raise TooSlowError from error
+    except OSError as error:
+        raise MessageError(f"{error}") from error
 
 
 def parsed(data: bytes | bytearray, arrays: bytes | bytearray) -> Any:
@@ -71,7 +84,7 @@ def receive(
 ) -> Any:
     """Read a message.
 
-    seconds: how long it may take. limit: the largest number of bytes of a part. Raises
+    seconds: how long it may take. limit: the largest number of bytes of the arrays. Raises
     MessageError.
     """
     end = None if seconds is None else time.monotonic() + seconds
@@ -79,8 +92,10 @@ def receive(
     def read(count: int) -> bytearray:
         held = bytearray()
         while len(held) < count:
-            if end is not None:
-                channel.settimeout(max(end - time.monotonic(), 1e-3))
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left < 0:
+                raise TooSlowError
+            channel.settimeout(None if left is None else max(left, _LEAST))
             try:
                 piece = channel.recv(min(_PIECE, count - len(held)))
             except TimeoutError as error:
@@ -92,7 +107,8 @@ def receive(
             held += piece
         return held
 
-    return parsed(_part(read, limit), _part(read, limit))
+    words = None if limit is None else min(limit, _WORDS)
+    return parsed(_part(read, words), _part(read, limit))
 
 
 def _part(read: Callable[[int], bytearray], limit: int | None) -> bytearray:

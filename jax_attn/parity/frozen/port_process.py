@@ -1,7 +1,7 @@
 """The process of a port: it runs the user's file, and answers questions about the port.
 
-`python -m jax_attn.parity.frozen.port_process DESCRIPTOR` reads questions from a socket, and writes
-the answers to it. It receives no answers of the reference.
+It reads questions from a socket, and writes the answers to it. It receives no answers of the
+reference.
 """
 
 import os
@@ -100,9 +100,9 @@ class Answering:
         except TransferError as error:
             return error.doing, tuple(tuple(problem) for problem in error.problems)
 
-    def misfits(self) -> tuple[str, ...]:
+    def misfits(self) -> tuple[Any, ...]:
         assert self._weights is not None
-        return self._weights.misfits(self._side.weights.state)
+        return tuple(map(tuple, self._weights.misfits(self._side.weights.state)))
 
     def on_mesh(self) -> tuple[Any, ...]:
         return notes_on_mesh(self._sides[False], self._side.dtype, self._side.differentiated)
@@ -142,14 +142,7 @@ def serve(channel: socket.socket) -> None:
                 send(channel, ("refused", (f"{error}", "")))
 
 
-def main() -> None:
-    """Take the socket and the paths of modules from the command line."""
-    descriptor = int(sys.argv[1])
+def main(descriptor: int) -> None:
+    """Serve the socket of this descriptor, which no process of the user's inherits."""
     os.set_inheritable(descriptor, False)
-    channel = socket.socket(fileno=descriptor)
-    sys.path[:] = receive(channel)
-    serve(channel)
-
-
-if __name__ == "__main__":
-    main()
+    serve(socket.socket(fileno=descriptor))

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-import jax_attn
 from jax_attn.environment import free_memory
 from jax_attn.parity.frozen.descendants import Descendants, adopting_orphans, children
 from jax_attn.parity.frozen.messages import MessageError, TooSlowError, receive, send
@@ -19,7 +19,13 @@ from jax_attn.parity.judge.text import joined
 from jax_attn.parity.pair.errors import MissingModuleError, PairError
 from jax_attn.transfer.problems import printable
 
-_MODULE = "jax_attn.parity.frozen.port_process"
+_PROGRAM = """
+import sys
+sys.path[:] = sys.argv[2].split("\\n")
+from jax_attn.parity.frozen.port_process import main
+main(int(sys.argv[1]))
+"""
+_LONGEST_LINE = 2**16
 _ENDS_WITHIN, _OTHERS_END_WITHIN = 60.0, 5.0
 """Seconds in which a port's process ends by itself, and then all that it started."""
 
@@ -35,7 +41,8 @@ class PortProcess:
         self.named = named
         self._seconds = self._left = seconds
         self._ends = contextlib.ExitStack()
-        self._limit = None if (free := free_memory()) is None else free // 2
+        # The bytes, the message in them and its arrays are held at once.
+        self._limit = None if (free := free_memory()) is None else free // 4
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as ends:
@@ -45,13 +52,14 @@ class PortProcess:
             ends.callback(self._channel.close)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                    [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), "\n".join(sys.path)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
-                    env=_environment(),
+                    # A compiled file stands for any source of its size and its second.
+                    env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
                 )
             self._all = Descendants(self._process.pid, known)
             output = self._process.stdout
@@ -59,7 +67,6 @@ class PortProcess:
             self._relay.start()
             ends.callback(self._end)
             self._ends = ends.pop_all()
-        self._send(tuple(sys.path))
         return self
 
     def __exit__(
@@ -76,10 +83,11 @@ class PortProcess:
         Raises PairError if the port refuses or raises, or if there is no answer that can be read;
         MemoryError if its memory runs out.
         """
-        self._send((question, args))
         begun = time.monotonic()
         try:
-            reply = receive(self._channel, seconds=self._left, limit=self._limit)
+            send(self._channel, (question, args), seconds=self._left)
+            left = self._left - (time.monotonic() - begun)
+            reply = receive(self._channel, seconds=left, limit=self._limit)
         except MessageError as error:
             raise self._unanswered(error) from error
         finally:
@@ -112,15 +120,6 @@ class PortProcess:
         shown = shown if len(shown) < 200 else f"{shown[:200]} …"
         return PairError(f"{self.named}: expected its process to hand back {expected}, got {shown}")
 
-    def _send(self, message: Any) -> None:
-        self._channel.settimeout(max(self._left, 1e-3))
-        try:
-            send(self._channel, message)
-        except TimeoutError as error:
-            raise self._unanswered(TooSlowError()) from error
-        except OSError as error:
-            raise self._unanswered(MessageError(f"{error}")) from error
-
     def _unanswered(self, error: MessageError) -> PairError:
         """Return the error for a process that ended, hangs, or writes something else."""
         if isinstance(error, TooSlowError):
@@ -145,18 +144,10 @@ class PortProcess:
         self._relay.join(1.0)  # what is written ends with the last process
 
 
-def _environment() -> dict[str, str]:
-    """Return the environment of the process, which imports this very package."""
-    package = str(Path(jax_attn.__file__).parents[1])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # A compiled file stands for any source of its size and its second, so for a later save, too.
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
-
-
 def _relay(output: IO[bytes], named: str) -> None:
     """Write each line to stderr, after the name of the file, so that it is no line of ours."""
     place = Path(named.rpartition(":")[0]).name
     with output, contextlib.suppress(OSError, ValueError):  # this process may close its stderr
-        for line in output:
+        for line in iter(partial(output.readline, _LONGEST_LINE), b""):
             text = printable(line.decode(errors="replace").rstrip())
             print(f"{place}: {text}", file=sys.stderr, flush=True)

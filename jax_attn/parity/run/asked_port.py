@@ -8,7 +8,7 @@ from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run
 
 if TYPE_CHECKING:
-    from jax_attn.transfer import Layout
+    from jax_attn.transfer import Layout, Problem
 
 
 PINNED = StandingNote("precision-pinned", 'matmul precision pinned to "highest"')
@@ -83,5 +83,5 @@ class AskedWeights(Protocol):
     def to_torch(self, arrays: Arrays) -> Arrays:
         """Return arrays by torch's keys, as `Layout.to_torch` does. Raises TransferError."""
 
-    def misfits(self, state: Arrays) -> tuple[str, ...]:
+    def misfits(self, state: Arrays) -> "tuple[Problem, ...]":
         """Return why a load of `state`, tensors or their digests, would fail."""

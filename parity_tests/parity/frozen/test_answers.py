@@ -102,10 +102,11 @@ def test_what_is_wrong_is_refused_or_fails(row, golden, port):
 
 def test_unaltered_answers_give_the_check_of_this_process(golden, port):
     on_mesh = {"mesh": mesh("auto", data=B), "specs": {"0": P("data")}}
-    for options in ({"layout": LAYOUT}, {}, {"layout": LAYOUT, **on_mesh}):
+    other = {"layout": LAYOUT.renamed({"out_proj": "other"})}
+    for options in ({"layout": LAYOUT}, {}, other, {"layout": LAYOUT, **on_mesh}):
         wanted = check(golden, port, transforms=("jit",), **options)
         assert frozen(golden, Pair(None, port, None, **options)) == wanted
-        assert wanted.verdict is Verdict.PASS
+        assert wanted.verdict is (Verdict.FAIL if options is other else Verdict.PASS)
 
 
 # --- messages -------------------------------------------------------------------------------------

@@ -104,17 +104,21 @@ def hangs_and_floods():
 def hands_back_objects():
     import pickle
 
+    from jax_attn.parity.frozen import port_process
+
     def send(channel, value):
         for part in (pickle.dumps(value), pickle.dumps(np.array([object()]))):
             channel.sendall(len(part).to_bytes(8, "little") + part)
 
-    sys.modules["__main__"].send = send
+    port_process.send = send
     return make()
 
 
 def hands_back_too_much():
+    from jax_attn.parity.frozen import port_process
+
     too_much = (2**60).to_bytes(8, "little")
-    sys.modules["__main__"].send = lambda channel, value: channel.sendall(too_much)
+    port_process.send = lambda channel, value: channel.sendall(too_much)
     return make()
 
 

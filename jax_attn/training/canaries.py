@@ -15,6 +15,7 @@ from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.training.bugs import OPTIONS, own_values, with_options
+from jax_attn.training.optimizers.optax_like import scheduled
 from jax_attn.training.reference_training import (
     ReferenceTraining,
     compare_free_run,
@@ -34,10 +35,14 @@ def try_canaries(training: ReferenceTraining) -> DoubtsAndNotes:
         return DoubtsAndNotes((Finding("no-update", doubt),), ())
     doubts, notes = [], []
     recipe = training.loop.recipe
-    groups = recipe.optimizer(copy.deepcopy(training.loop.module)).param_groups
+    optimizer = recipe.optimizer(copy.deepcopy(training.loop.module))
+    groups, cycled = optimizer.param_groups, set()
+    if recipe.schedule is not None:  # what it sets, an option of the optimizer does not
+        tables, _ = scheduled(recipe.schedule(optimizer), training.steps)
+        cycled = {name for table in tables for name in table}
     for name, option in OPTIONS.items():
         values = [x for x in own_values(name, recipe, groups) if x != option.absent]
-        if not values or not option.is_asked:
+        if not values or not option.is_asked or name in cycled:
             continue
         changed = with_options(recipe, **{name: option.absent})
         without = replace(training.loop, recipe=changed)

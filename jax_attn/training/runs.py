@@ -18,6 +18,7 @@ LOW = ("bfloat16", "float16")
 MOMENT_FIELDS = {
     "exp_avg": "mu",
     "exp_avg_sq": "nu",
+    "exp_inf": "nu",
     "grad_avg": "mu",
     "momentum_buffer": "trace",
     "square_avg": "nu",

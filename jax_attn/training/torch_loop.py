@@ -95,6 +95,8 @@ class TorchRun:
         if not as_it_is:  # a dispatch mode sees only single operations
             for group in self._optimizer.param_groups:
                 group |= {name: False for name in ("foreach", "fused") if name in group}
+                if isinstance(group["lr"], torch.Tensor):  # a mode would perturb it
+                    group["lr"] = group["lr"].item()
             if type(self._optimizer) in ELEMENTWISE:
                 alike = [g for g in self._optimizer.param_groups if _are_alike(self._optimizer, g)]
                 self._flattened = [_flattened(self._optimizer, group) for group in alike]

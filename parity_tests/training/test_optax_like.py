@@ -26,7 +26,6 @@ def problems_of(act) -> dict[str, str]:
 REFUSED = {
     "amsgrad": (lambda p: Adam(p, amsgrad=True), "param_groups[0].amsgrad"),
     "differentiable": (lambda p: SGD(p, differentiable=True), "param_groups[0].differentiable"),
-    "a tensor for a rate": (lambda p: Adam(p, torch.tensor(0.1)), "param_groups[0].lr"),
     "another optimizer": (lambda p: LBFGS(p), "torch_optimizer"),
     "a subclass": (
         lambda p: type("SGD", (SGD,), {"__module__": "mine"})(p, 0.1),
@@ -42,7 +41,7 @@ def test_what_has_no_equal_is_refused_by_name(row):
 
 
 def test_all_reasons_come_at_once():
-    optimizer = Adam(layer().parameters(), torch.tensor(0.1), amsgrad=True, capturable=True)
+    optimizer = Adam(layer().parameters(), 0.1, amsgrad=True, capturable=True)
     problems = problems_of(
         lambda: parity.optax_like(
             optimizer, clip_norm=1.0, clip_value=-1.0, accumulate=0, accumulated="max", steps=3
@@ -51,7 +50,6 @@ def test_all_reasons_come_at_once():
     assert problems.keys() == {
         "param_groups[0].amsgrad",
         "param_groups[0].capturable",
-        "param_groups[0].lr",
         "steps",
         "clip_norm, clip_value",
         "clip_value",
@@ -62,10 +60,6 @@ def test_all_reasons_come_at_once():
 
 def plateau(optimizer):
     return lr_scheduler.ReduceLROnPlateau(optimizer)
-
-
-def one_cycle(optimizer):
-    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
 
 
 def ended(optimizer):
@@ -83,7 +77,7 @@ def begun(optimizer):
     return scheduler
 
 
-@pytest.mark.parametrize("make", [plateau, one_cycle, ended])
+@pytest.mark.parametrize("make", [plateau, ended])
 def test_a_schedule_that_the_count_does_not_tell_is_refused(make):
     optimizer = SGD(layer().parameters(), 0.1, momentum=0.9)
     schedule = make(optimizer)

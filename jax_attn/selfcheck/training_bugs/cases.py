@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import torch
 from flax import nnx
-from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
+from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from jax_attn import transfer
 from jax_attn.parity.checking.canaries import DoubtsAndNotes
@@ -58,6 +58,10 @@ def _warm_up(optimizer: Optimizer) -> lr_scheduler.SequentialLR:
     return lr_scheduler.SequentialLR(optimizer, [first, then], [3])
 
 
+def _one_cycle(optimizer: Optimizer) -> lr_scheduler.OneCycleLR:
+    return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1)
+
+
 @dataclass(frozen=True)
 class TrainingCase:
     """A training. recipe: the torch side's. scale: a factor of the loss and of every gradient."""
@@ -82,6 +86,10 @@ TRAINING_CASES: dict[str, TrainingCase] = {
     "AdamW, two groups": TrainingCase(Recipe(_two_groups)),
     "AdamW, bias left out": TrainingCase(_weight_alone(AdamW, lr=0.02, weight_decay=0.2)),
     "SGD, bias left out": TrainingCase(_weight_alone(SGD, lr=0.1, momentum=0.9)),
+    "Adamax": TrainingCase(_of(Adamax, lr=0.02, weight_decay=0.2)),
+    "AdamW, the rate a tensor": TrainingCase(
+        Recipe(lambda module: AdamW(module.parameters(), torch.tensor(0.02), weight_decay=0.2))
+    ),
     "NAdam": TrainingCase(_of(NAdam, lr=0.02, momentum_decay=0.1)),
     "NAdam, decoupled decay": TrainingCase(
         _of(NAdam, lr=0.02, weight_decay=0.2, decoupled_weight_decay=True)
@@ -104,6 +112,10 @@ TRAINING_CASES: dict[str, TrainingCase] = {
         _of(SGD, lambda o: lr_scheduler.LambdaLR(o, lambda t: min(1.0, (t + 1) / 4)), lr=0.1)
     ),
     "steps": TrainingCase(_of(SGD, lambda o: lr_scheduler.StepLR(o, 2, 0.5), lr=0.1, momentum=0.9)),
+    "one cycle, momentum": TrainingCase(
+        _of(SGD, _one_cycle, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.2)
+    ),
+    "one cycle, the first beta": TrainingCase(_of(AdamW, _one_cycle, lr=0.02)),
     "accumulated, sum": TrainingCase(_sgd(momentum=0.9, accumulate=2)),
     "accumulated, mean": TrainingCase(_sgd(momentum=0.9, accumulate=2, accumulated="mean")),
     "SGD in bfloat16": TrainingCase(_of(SGD, lr=0.1, momentum=0.9), dtype="bfloat16"),

@@ -27,16 +27,27 @@ Names = Iterable[str] | Iterable[Iterable[str]]
 
 
 def _sgd(group: Group) -> list[optax.GradientTransformation]:
-    if not group["momentum"]:
+    return _trace(group["momentum"], group["dampening"], group["nesterov"])
+
+
+def _trace(
+    momentum: terms.Number, dampening: float = 0.0, nesterov: bool = False
+) -> list[optax.GradientTransformation]:
+    if not np.any(momentum):
         return []
-    if group["dampening"]:
-        return [terms.dampened_trace(group["momentum"], group["dampening"])]
-    return [optax.trace(group["momentum"], group["nesterov"])]
+    if dampening or isinstance(momentum, np.ndarray):
+        return [terms.dampened_trace(momentum, dampening, nesterov)]
+    return [optax.trace(momentum, nesterov)]
 
 
 def _adam(group: Group) -> list[optax.GradientTransformation]:
     b1, b2 = group["betas"]
     return [terms.scale_by_adam(b1, b2, group["eps"])]
+
+
+def _adamax(group: Group) -> list[optax.GradientTransformation]:
+    b1, b2 = group["betas"]
+    return [terms.scale_by_adamax(b1, b2, group["eps"])]
 
 
 def _nadam(group: Group) -> list[optax.GradientTransformation]:
@@ -47,13 +58,14 @@ def _nadam(group: Group) -> list[optax.GradientTransformation]:
 def _rmsprop(group: Group) -> list[optax.GradientTransformation]:
     scale = optax.scale_by_stddev if group["centered"] else optax.scale_by_rms
     scaled = scale(group["alpha"], group["eps"], eps_in_sqrt=False)
-    return [scaled, *([optax.trace(group["momentum"])] if group["momentum"] else [])]
+    return [scaled, *_trace(group["momentum"])]
 
 
 KINDS: dict[str, Callable[[Group], list[optax.GradientTransformation]]] = {
     "SGD": _sgd,
     "Adam": _adam,
     "AdamW": _adam,
+    "Adamax": _adamax,
     "NAdam": _nadam,
     "RMSprop": _rmsprop,
     "Adagrad": lambda g: [
@@ -85,8 +97,9 @@ def optax_like(
     """Return the optax transformation that makes the same updates as `torch_optimizer`.
 
     Args:
-      torch_optimizer: an SGD, Adam, AdamW, NAdam, RMSprop or Adagrad of `torch.optim`. Its state is
-        not read; `transfer.load_optimizer` transfers it.
+      torch_optimizer: an SGD, Adam, AdamW, Adamax, NAdam, RMSprop or Adagrad of `torch.optim`. Its
+        state is not read; `transfer.load_optimizer` transfers it. A number that is held in a tensor
+        of one element, such as a learning rate, is read now.
       schedule: a torch scheduler of this optimizer, stepped once after each update. One that has
         made n steps has rates from the count n on, for a state that `transfer.load_optimizer`
         brings; earlier rates are NaN.
@@ -115,10 +128,12 @@ def optax_like(
     groups = [{name: _plain(value) for name, value in group.items()} for group in groups]
     rates: list[Any] = [group["lr"] for group in groups]
     if schedule is not None and steps is not None and not problems:
-        table, rate_problems = learning_rates(schedule, steps)
+        tables, rate_problems = scheduled(schedule, steps)
         problems += rate_problems
         done = np.full(steps_made(schedule), np.nan)
-        rates = [looked_up(np.append(done, row)) for row in table]
+        tables = [{k: np.append(done, row) for k, row in table.items()} for table in tables]
+        rates = [looked_up(table["lr"]) for table in tables]
+        groups = [_cycled(*each) for each in zip(groups, tables, strict=False)]
     labels: dict[str, str] = {}
     if port is not None and layout is not None:
         labels, label_problems = group_labels(torch_optimizer, port, layout, names)
@@ -216,10 +231,11 @@ def _option_problems(optimizer: Any, schedule: Any, steps: Any) -> list[Problem]
         for option, value in group.items():
             where = f"param_groups[{i}].{option}"
             parts = value if type(value) is tuple else (value,)
+            is_array = any(_is_tensor(part) and part.ndim for part in parts)
             if option in _REFUSED and value:
                 problems.append(Problem("refused", where, f"got {value}: {_REFUSED[option]}"))
-            elif option != "params" and any(_is_tensor(part) for part in parts):
-                text = "expected a number, because optax's chain is built only once, got a tensor"
+            elif option != "params" and is_array:
+                text = "expected a number, or a tensor of no axes, got one of several axes"
                 problems.append(Problem("refused", where, text))
         if schedule is None and "initial_lr" in group:
             text = "expected no scheduler, got one that sets this group's lr"
@@ -261,10 +277,11 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy scalars to Python's; JAX would treat NumPy's as arrays."""
+    """Convert NumPy scalars and tensors of one element to Python's; JAX would treat them as arrays."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
-    return value.item() if isinstance(value, np.generic) else value
+    is_scalar = isinstance(value, np.generic) or (_is_tensor(value) and value.ndim == 0)
+    return value.item() if is_scalar else value
 
 
 def _is_count(value: Any) -> bool:
@@ -275,14 +292,21 @@ def _is_count(value: Any) -> bool:
 
 
 def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem]]:
-    """Return (the rate of each next update, (groups, steps) float64; why there are none).
+    """Return (the rate of each next update, (groups, steps) float64; why there are none)."""
+    tables, problems = scheduled(scheduler, steps)
+    return np.array([table["lr"] for table in tables]), problems
 
-    A copy of the scheduler is stepped as in training, after each update. So any function of the
-    count works, wherever a class starts to count. `scheduler` and its optimizer are not changed.
+
+def scheduled(scheduler: Any, steps: int) -> tuple[list[dict[str, np.ndarray]], list[Problem]]:
+    """Return (for each group, what is scheduled -> its value in each next update; why not).
+
+    That is "lr" and, if the scheduler cycles it, "momentum" or "beta1". A copy of the scheduler is
+    stepped as in training, after each update. So any function of the count works, wherever a class
+    starts to count. `scheduler` and its optimizer are not changed.
     """
 
-    def refused(text: str) -> tuple[np.ndarray, list[Problem]]:
-        return np.empty(0), [Problem("refused", "schedule", text)]
+    def refused(text: str) -> tuple[list[dict[str, np.ndarray]], list[Problem]]:
+        return [], [Problem("refused", "schedule", text)]
 
     kind = type(scheduler).__name__
     if kind == "ReduceLROnPlateau":
@@ -292,19 +316,41 @@ def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem
     memo: dict[int, Any] = {id(p): p for p in tensors} | {id(optimizer.state): {}}
     scheduler = copy.deepcopy(scheduler, memo)
     groups = scheduler.optimizer.param_groups
-    before, rates = _options(groups), []
+    before, rows = _options(groups), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns, as no update is made between its steps
         for update in range(1, steps + 1):
-            rates.append([float(group["lr"]) for group in groups])
+            rows.append([_values(group) for group in groups])
             try:
                 scheduler.step()
             except ValueError as error:  # OneCycleLR has a last step
                 got = f"{kind}'s for {update - 1}: {error}"
                 return refused(f"expected rates for {steps} updates, got {got}")
             if (after := _options(groups)) != before:
-                return refused(f"expected {kind} to set only lr, got {before}, then {after}")
-    return np.array(rates).T, []
+                text = f"expected {kind} to set only lr, momentum or the first beta, got {before}, "
+                return refused(f"{text}then {after}")
+    tables = [
+        {name: np.array([values[name] for values in column]) for name in column[0]}
+        for column in zip(*rows, strict=True)
+    ]
+    return [_changing(table) for table in tables], []
+
+
+def _values(group: Group) -> dict[str, float]:
+    """Return what a scheduler may set of a group: its rate, and its momentum or first beta."""
+    values = {name: float(group[name]) for name in ("lr", "momentum") if name in group}
+    return values | ({"beta1": float(group["betas"][0])} if "betas" in group else {})
+
+
+def _changing(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: row for name, row in table.items() if name == "lr" or np.ptp(row)}
+
+
+def _cycled(group: Group, table: Mapping[str, np.ndarray]) -> Group:
+    """Return a group with the momentum, or first beta, of each update."""
+    if "beta1" in table:
+        return {**group, "betas": (table["beta1"], *group["betas"][1:])}
+    return {**group, "momentum": table["momentum"]} if "momentum" in table else group
 
 
 def looked_up(rates: np.ndarray) -> Schedule:
@@ -325,10 +371,14 @@ def steps_made(scheduler: Any) -> int:
 
 
 def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each group's options that affect an update, except lr."""
-    others = ("params", "lr", "initial_lr")
+    """Return each group's options that affect an update, except those that are scheduled."""
+    others = ("params", "lr", "initial_lr", "momentum")
     numbers = int | float | tuple | None
     return [
-        {k: v for k, v in group.items() if k not in others and isinstance(v, numbers)}
+        {
+            k: v[1:] if k == "betas" else v
+            for k, v in group.items()
+            if k not in others and isinstance(v, numbers)
+        }
         for group in groups
     ]

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Tree = Any
+Number = float | np.ndarray
+"""A hyper-parameter, or one for each update, in float64."""
 
 
 class DampenedTraceState(NamedTuple):
@@ -54,8 +57,13 @@ def clip_by_norm(max_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(optax.init_empty_state, update)
 
 
-def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransformation:
-    """Apply torch's dampened momentum: b₁ = g₁, bₜ = momentum·bₜ₋₁ + (1 - dampening)·gₜ."""
+def dampened_trace(
+    momentum: Number, dampening: float, nesterov: bool = False
+) -> optax.GradientTransformation:
+    """Apply torch's dampened momentum: b₁ = g₁, bₜ = momentum·bₜ₋₁ + (1 - dampening)·gₜ.
+
+    Nesterov's is gₜ + momentum·bₜ.
+    """
 
     def init(params: Tree) -> DampenedTraceState:
         return DampenedTraceState(_zero(), optax.tree.zeros_like(params))
@@ -64,15 +72,18 @@ def dampened_trace(momentum: float, dampening: float) -> optax.GradientTransform
         gradients: Tree, state: DampenedTraceState, params: Tree = None
     ) -> tuple[Tree, DampenedTraceState]:
         share = jnp.where(state.count == 0, 1.0, 1 - dampening)
+        kept = _at(momentum, state.count)
         trace = jax.tree.map(
-            lambda b, g: momentum * b + share.astype(g.dtype) * g, state.trace, gradients
+            lambda b, g: _like(kept, b) * b + share.astype(g.dtype) * g, state.trace, gradients
         )
-        return trace, DampenedTraceState(optax.safe_increment(state.count), trace)
+        ahead = jax.tree.map(lambda b, g: g + _like(kept, b) * b, trace, gradients)
+        updates = ahead if nesterov else trace
+        return updates, DampenedTraceState(optax.safe_increment(state.count), trace)
 
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+def scale_by_adam(b1: Number, b2: float, eps: float) -> optax.GradientTransformation:
     """Scale as torch.optim.Adam and AdamW do: m/(1 - b1ᵗ) / (√v/√(1 - b2ᵗ) + eps)."""
 
     def init(params: Tree) -> optax.ScaleByAdamState:
@@ -93,8 +104,27 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
     return optax.GradientTransformation(init, update)
 
 
+def scale_by_adamax(b1: Number, b2: float, eps: float) -> optax.GradientTransformation:
+    """Scale as torch.optim.Adamax does: m/(1 - b1ᵗ)/u, with u = max(b2·u, |g| + eps)."""
+
+    def init(params: Tree) -> optax.ScaleByAdamState:
+        return optax.ScaleByAdamState(_zero(), *_zeros(params, 2))
+
+    def update(
+        gradients: Tree, state: optax.ScaleByAdamState, params: Tree = None
+    ) -> tuple[Tree, optax.ScaleByAdamState]:
+        count = optax.safe_increment(state.count)
+        mu = _first_moment(gradients, state, b1)
+        nu = optax.tree.update_infinity_moment(gradients, state.nu, b2, eps)
+        of_m = one_minus_power(b1, count)
+        scaled = jax.tree.map(lambda m, u: m / of_m.astype(m.dtype) / u, mu, nu)
+        return scaled, optax.ScaleByAdamState(count, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
 def scale_by_nadam(
-    b1: float, b2: float, eps: float, momentum_decay: float
+    b1: Number, b2: float, eps: float, momentum_decay: float
 ) -> optax.GradientTransformation:
     """Scale as torch.optim.NAdam does.
 
@@ -102,8 +132,8 @@ def scale_by_nadam(
     μₜ = b1·(1 - 0.96^(t·momentum_decay)/2), and Πμ their product up to t.
     """
 
-    def momentum(t: jax.Array) -> jax.Array:
-        return b1 * (1 - 0.5 * 0.96 ** (t * momentum_decay))
+    def momentum(t: jax.Array, done: jax.Array) -> jax.Array:
+        return _at(b1, done) * (1 - 0.5 * 0.96 ** (t * momentum_decay))
 
     def init(params: Tree) -> NAdamState:
         mu, nu = _zeros(params, 2)
@@ -113,7 +143,7 @@ def scale_by_nadam(
         count = optax.safe_increment(state.count)
         mu, nu = _moments(gradients, state, b1, b2)
         t = count.astype(_scalar())
-        now, after = momentum(t), momentum(t + 1)
+        now, after = momentum(t, state.count), momentum(t + 1, state.count)
         product = state.mu_product * now
         of_g, of_m = (1 - now) / (1 - product), after / (1 - product * after)
         of_v = one_minus_power(b2, count)
@@ -148,17 +178,38 @@ def scale_by_adagrad(eps: float, initial: float, lr_decay: float) -> optax.Gradi
     return optax.GradientTransformation(init, update)
 
 
-def one_minus_power(b: float, count: jax.Array) -> jax.Array:
+def one_minus_power(b: Number, count: jax.Array) -> jax.Array:
     """Return 1 - b**count without cancellation, for 0 ≤ b < 1."""
-    return -jnp.expm1(count.astype(_scalar()) * (math.log(b) if b else -math.inf))
+    if isinstance(b, np.ndarray):
+        with np.errstate(divide="ignore"):
+            log = _at(np.log(b), count - 1)
+    else:
+        log = math.log(b) if b else -math.inf
+    return -jnp.expm1(count.astype(_scalar()) * log)
+
+
+def _at(number: Number, done: jax.Array) -> Any:
+    """Return a number, or that of the update after `done` others; NaN beyond a table."""
+    if not isinstance(number, np.ndarray):
+        return number
+    return jnp.asarray(number, _scalar()).at[done].get(mode="fill", fill_value=jnp.nan)
+
+
+def _like(number: Any, a: jax.Array) -> Any:
+    return number.astype(a.dtype) if isinstance(number, jax.Array) else number
 
 
 def _moments(
-    gradients: Tree, state: optax.ScaleByAdamState | NAdamState, b1: float, b2: float
+    gradients: Tree, state: optax.ScaleByAdamState | NAdamState, b1: Number, b2: float
 ) -> tuple[Tree, Tree]:
-    mu = jax.tree.map(lambda m, g: m + (1 - b1) * (g - m), state.mu, gradients)
+    mu = _first_moment(gradients, state, b1)
     nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, gradients)
     return mu, nu
+
+
+def _first_moment(gradients: Tree, state: optax.ScaleByAdamState | NAdamState, b1: Number) -> Tree:
+    share = _at(1 - b1, state.count)
+    return jax.tree.map(lambda m, g: m + _like(share, g) * (g - m), state.mu, gradients)
 
 
 def _zero() -> jax.Array:

@@ -125,11 +125,19 @@ def in_parts(
     if isinstance(first, RunsTensor):
         return _in_groups_of_runs(change, first, *tensors)
     if first.numel() <= PART or not all(x.is_contiguous() for x in tensors):
-        return change(ALL, *tensors)
+        return laid_out_as(first, change(ALL, *tensors))
     out = torch.empty_like(first) if out is None else out
     for written, *parts in zip(*(x.view(-1).split(PART) for x in (out, *tensors)), strict=True):
         written.copy_(change(ALL, *parts))
     return out
+
+
+def laid_out_as(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Return the result with the strides of x, by which torch chooses kernels and views."""
+    if result.stride() == x.stride():
+        return result
+    out = torch.empty_like(x, dtype=result.dtype, memory_format=torch.preserve_format)
+    return result if out.stride() == result.stride() else out.copy_(result)
 
 
 def _in_groups_of_runs(

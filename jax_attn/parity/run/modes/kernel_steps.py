@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+from jax_attn.parity.run.modes.constants import Kwargs, each, tensors_of
 
 # Kernels of several steps, which a port writes out and rounds at each step: x * sigmoid(x).
 COMPOSED = frozenset(
@@ -73,6 +73,15 @@ WRITTEN = {
     "log_sigmoid_backward": _log_sigmoid_backward,
 }
 """Kernels whose steps in a port differ from torch's decompositions."""
+
+
+_CONTIGUOUS = frozenset(("native_layer_norm_backward", "_log_softmax_backward_data"))
+"""Kernels with contiguous results, whose steps keep the strides of their arguments."""
+
+
+def laid_out_by_kernel(name: str, result: Any) -> Any:
+    """Return what a kernel's steps give with the kernel's strides, by which torch chooses views."""
+    return each(torch.Tensor.contiguous, result) if name in _CONTIGUOUS else result
 
 
 def hidden_steps(func: OpOverload, args: tuple, kwargs: Kwargs) -> int:

@@ -37,6 +37,7 @@ from jax_attn.parity.run.modes.kernel_steps import (
     COMPOSED,
     WRITTEN,
     hidden_steps,
+    laid_out_by_kernel,
     unwritten_zeros,
 )
 from jax_attn.parity.run.modes.many_runs import (
@@ -248,10 +249,9 @@ class Perturbed(Unperturbed):
         result: Any = NotImplemented
         if name in COMPOSED or name in WRITTEN or self._stores_steps(name, args):
             with self._inside(self.precision):
-                steps: Any = WRITTEN.get(name) or decomposition_table[func]
-                result = steps(*args, **kwargs)
+                result = (WRITTEN.get(name) or decomposition_table[func])(*args, **kwargs)
             if result is not NotImplemented:
-                return result
+                return laid_out_by_kernel(name, result)
         if torch.Tag.pointwise not in func.tags:
             if known := decomposition_table.get(func):
                 inside = self._inside(replace(self.precision, store=self.precision.acc))
@@ -269,7 +269,7 @@ class Perturbed(Unperturbed):
             result = self.rounding.approximated(result, APPROXIMATED[name] * self.precision.acc)
         if name in _OF_TWO and result.is_floating_point():
             return stored_of_two(self.rounding, self.dtype, name, result, args, kwargs)
-        return each(self.rounding.stored, result)
+        return each(self.rounding.stored, laid_out_by_kernel(name, result))
 
     def _next_softmax(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         self._stores_softmax = next(self._stored_softmaxes, False)

@@ -20,13 +20,31 @@ class NextStep(NamedTuple):
     sentence: str
 
 
+_OTHER_NUMBERS = NextStep(
+    "inputs",
+    "check in a finer dtype, in which rounding hides less, or on other numbers, inputs as well as "
+    "weights",
+)
 _TO_DECIDE = {
-    "inputs": "change the inputs as the reasons say; parity.suggest_inputs(reference) makes inputs "
-    "that reveal these bugs",
-    "reference": "change the reference as the reasons say, since no port can pass beside it",
-    "pair": "give the arguments that the reasons name in a parity.Pair, or check without --strict",
+    "inputs": NextStep(
+        "inputs",
+        "change the inputs as the reasons say; parity.suggest_inputs(reference) makes inputs that "
+        "reveal these bugs, if the weights are not so small that softmaxes are flat",
+    ),
+    "numbers": _OTHER_NUMBERS,
+    "reference": NextStep(
+        "reference", "change the reference as the reasons say, since no port can pass beside it"
+    ),
+    "pair": NextStep(
+        "pair",
+        "give the arguments that the reasons name in a parity.Pair, or check without --strict",
+    ),
 }
 _OF_DOUBTS = {
+    "drowned": "numbers",
+    "near-decision": "numbers",
+    "near-side": "numbers",
+    "no-power": "numbers",
     "reference-errs": "reference",
     "inference-errs": "reference",
     "no-budget": "reference",
@@ -43,11 +61,23 @@ _OF_DOUBTS = {
 
 
 _BY_GOLDEN = {
-    "inputs": "capture again with other inputs, as the reasons say; "
-    "parity.suggest_inputs(reference) makes inputs that reveal these bugs",
-    "reference": "capture again with a reference and arguments as the reasons say",
-    "pair": "give what the reasons name in parity.Pair(None, port, None, layout=…), or check "
-    "without --strict",
+    "inputs": NextStep(
+        "inputs",
+        "capture again with other inputs, as the reasons say; parity.suggest_inputs(reference) "
+        "makes inputs that reveal these bugs",
+    ),
+    "numbers": _OTHER_NUMBERS._replace(
+        sentence="capture again in a finer dtype, in which rounding hides less, or with other "
+        "numbers, inputs as well as weights"
+    ),
+    "reference": NextStep(
+        "reference", "capture again with a reference and arguments as the reasons say"
+    ),
+    "pair": NextStep(
+        "pair",
+        "give what the reasons name in parity.Pair(None, port, None, layout=…), or check without "
+        "--strict",
+    ),
 }
 """`_TO_DECIDE` for a port that is judged by a golden reference, which fixes the inputs."""
 _CAPTURED = ("gradients-off", "parameters-selected", "not-asked")
@@ -67,11 +97,11 @@ def next_steps(result: Result, command: str) -> tuple[NextStep, ...]:
     if result.verdict is Verdict.INCONCLUSIVE:
         kinds = [doubt.kind for doubt in result.reasons]
         changes = {kind: _OF_DOUBTS.get(kind, "inputs") for kind in kinds}
-        sentences = _TO_DECIDE
+        steps = _TO_DECIDE
         if _is_by_golden(result):
             changes |= {kind: "reference" for kind in kinds if kind in _CAPTURED}
-            sentences = _BY_GOLDEN
-        return tuple(NextStep(each, sentences[each]) for each in dict.fromkeys(changes.values()))
+            steps = _BY_GOLDEN
+        return tuple(steps[each] for each in dict.fromkeys(changes.values()))
     return tuple(_after_failure(result, command))
 
 

@@ -1,6 +1,7 @@
 """Call the reference or the port; if it raises an error, name the side and its inputs."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax_attn.attention.checks import ArgumentError
@@ -29,6 +30,15 @@ def call_side(
         given = f"inputs {', '.join(shapes)}" if shapes else "no inputs"
         raised = as_raised(error)
         raise RaisedError(f"{side}: expected it to run on {given}, got {raised}") from error
+
+
+@contextlib.contextmanager
+def run_under(transform: str) -> Iterator[None]:
+    """Add the transform to a RaisedError, since the side may run under others."""
+    try:
+        yield
+    except RaisedError as error:
+        raise RaisedError(f"{error}; it was run under {transform}") from error.__cause__
 
 
 def as_raised(error: Exception) -> str:

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.run.asked_port import PINNED, PortFacts, checked_in
-from jax_attn.parity.run.call_side import as_raised, call_side
+from jax_attn.parity.run.call_side import as_raised, call_side, run_under
 from jax_attn.parity.run.inputs_and_runs import (
     Arrays,
     Inputs,
@@ -116,7 +116,7 @@ class Port:
 
         Raises TypeError as `called` does.
         """
-        with self.on_mesh():
+        with self.on_mesh(), run_under(transform):
             forward, args, fitting = self.called(dtype, cotangents)
             if (ahead := self.compiled.pop(transform, None)) and not ahead.exception():
                 (outputs, after), grads = ahead.result()(*args, fitting)

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ def _differences(x1: torch.Tensor, x2: torch.Tensor) -> torch.Tensor:
 
 _MOST_DIFFERENCES = 2**22
 
-WRITTEN = {
+WRITTEN: dict[str, Callable[..., Any]] = {
     "_cdist_forward": _cdist,
     "_cdist_backward": _cdist_backward,
     "softplus_backward": _softplus_backward,

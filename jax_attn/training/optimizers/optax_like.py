@@ -277,7 +277,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy scalars and tensors of one element to Python's; JAX would treat them as arrays."""
+    """Convert NumPy's scalars and tensors without axes to Python's numbers."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     is_scalar = isinstance(value, np.generic) or (_is_tensor(value) and value.ndim == 0)

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from jax_attn.parity.judge.finding import Finding, findings
-from jax_attn.training.optimizers.optax_like import steps_made
+from jax_attn.training.optimizers.schedules import steps_made
 from jax_attn.training.reference_training import ReferenceTraining
 from jax_attn.training.runs import Arrays
 from jax_attn.transfer import TransferError, as_numpy

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from jax_attn.selfcheck.training_bugs.cases import STEPS, TRAINING_CASES, layers, reference_training
 from jax_attn.training.bugs import with_options
 from jax_attn.training.optimizers import terms
-from jax_attn.training.optimizers.optax_like import learning_rates, looked_up
+from jax_attn.training.optimizers.schedules import learning_rates, looked_up
 from jax_attn.training.optimizers.terms import Tree
 from jax_attn.training.recipe import Recipe
 

@@ -12,7 +12,8 @@ from jax_attn.dtypes import DTYPES
 from jax_attn.parity.checking.arguments import dtype_problems, type_problems, x64_problems
 from jax_attn.parity.run.inputs_and_runs import is_float
 from jax_attn.parity.run.port import parameters
-from jax_attn.training.optimizers.optax_like import learning_rates, update_problems
+from jax_attn.training.optimizers.optax_like import update_problems
+from jax_attn.training.optimizers.schedules import learning_rates
 from jax_attn.training.recipe import LOSSES, TARGET, Recipe
 
 

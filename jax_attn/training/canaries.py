@@ -15,7 +15,7 @@ from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.training.bugs import OPTIONS, own_values, with_options
-from jax_attn.training.optimizers.optax_like import scheduled
+from jax_attn.training.optimizers.schedules import scheduled
 from jax_attn.training.reference_training import (
     ReferenceTraining,
     compare_free_run,

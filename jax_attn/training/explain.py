@@ -35,6 +35,9 @@ from jax_attn.training.reference_training import (
 )
 from jax_attn.training.runs import Label, Replay, master_dtype
 
+_MOST_UPDATES = 12
+"""The largest number of updates that are made again to find what acts late."""
+
 _NEAR = 0.01
 """A recipe is rejected without a budget if a tensor is off by more than this part of its norm."""
 
@@ -106,7 +109,10 @@ def explain_training(
     wrong = {f"parameter {t.name}" for t in failed if _stage(t) == _GRADIENTS}
     dtype = reference.loop.dtype
     regions = regions_of(*_first_batch(reference, port), wrong, dtype) if wrong else ()
-    causes = tuple(_causes(reference, port, tx)) if _UPDATES in stages else ()
+    is_late = stages == {_FREE_RUN}  # an option acts later, such as a step of a schedule
+    if is_late:
+        reference = reference.replaying(min(reference.steps, _MOST_UPDATES))
+    causes = tuple(_causes(reference, port, tx)) if is_late or _UPDATES in stages else ()
     return TrainingExplanation(result, regions, first, causes)
 
 

@@ -17,7 +17,7 @@ import torch
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.training.bugs import RecipeBug, Trial, gradients_of_updates
-from jax_attn.training.optimizers.optax_like import learning_rates
+from jax_attn.training.optimizers.schedules import learning_rates
 from jax_attn.training.recipe import Recipe
 from jax_attn.training.reference_training import ReferenceTraining
 from jax_attn.training.runs import Arrays, Replay
@@ -30,11 +30,11 @@ _SAME, _NONE = 1e-4, 1e-6
 
 Decays = Mapping[str, float]
 """torch key -> weight decay."""
-_SHOWN = 5
-"""The number of updates whose rates are shown."""
-
 Factors = np.ndarray
 """A factor for each update, of its learning rate or of its gradient."""
+
+_SHOWN = 5
+"""The number of updates whose rates are shown."""
 
 
 def fitted_bugs(reference: ReferenceTraining, ours: Replay) -> Iterator[RecipeBug]:
@@ -83,11 +83,8 @@ def _fit(
     def at(factors: Factors, decays: Decays) -> dict[str, np.ndarray]:
         return vectors(family(with_decays(recipe, decays), factors).replay(reference, 0))
 
-    wanted, factors, decays = (
-        vectors(ours),
-        np.ones(len(ours.moved)),
-        _own_decays(reference, recipe),
-    )
+    wanted, factors = vectors(ours), np.ones(len(ours.moved))
+    decays = _own_decays(reference, recipe)
     shown: dict[str, float] = {}
     for _ in range(_ITERATIONS):
         here = at(factors, decays)
@@ -234,10 +231,8 @@ def _rounded(own: Decays, fitted: Decays) -> dict[str, float]:
         meant = (x for x in known if abs(decay - x) <= max(_SAME * abs(x), _NONE))
         decays[key] = next(meant, float(f"{decay:.6g}"))
     common = set(decays.values())
-    return {
-        key: decays.get(key, common.copy().pop() if len(common) == 1 else x)
-        for key, x in own.items()
-    }
+    alike = dict.fromkeys(own, *common) if len(common) == 1 else own
+    return {**alike, **decays}
 
 
 def _of_decays(reference: ReferenceTraining, own: Decays, decays: Decays) -> list[str]:
@@ -266,11 +261,9 @@ def _way(reference: ReferenceTraining) -> str:
     """Say how the decay of `decoupled` differs."""
     name = "decoupled_weight_decay"
     own = [group[name] for group in _groups(reference, reference.loop.recipe) if name in group]
-    return (
-        f"{name}={not own[0]} in place of {own[0]}"
-        if own
-        else "a weight decay apart from the gradient"
-    )
+    if own:
+        return f"{name}={not own[0]} in place of {own[0]}"
+    return "a weight decay apart from the gradient"
 
 
 def _as_clipping(

@@ -13,7 +13,8 @@ import torch
 from flax import nnx
 
 from jax_attn.parity.run.inputs_and_runs import float_dtype, is_float
-from jax_attn.training.optimizers.optax_like import learning_rates, optax_like
+from jax_attn.training.optimizers.optax_like import optax_like
+from jax_attn.training.optimizers.schedules import learning_rates
 from jax_attn.training.paths import Paths
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]

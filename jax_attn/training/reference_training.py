@@ -52,12 +52,13 @@ class Runs(Generic[Kind]):
 class ReferenceTraining:
     """The part of a training check that does not depend on the port.
 
-    perturbed_runs: the number of these.
+    perturbed_runs: the number of these. replayed: that of updates from identical gradients.
     """
 
     loop: TorchLoop
     steps: int
     perturbed_runs: int = RUNS
+    replayed: int = UPDATES
 
     @classmethod
     def of(
@@ -94,8 +95,14 @@ class ReferenceTraining:
     @cached_property
     def updates(self) -> int:
         """The number of updates from identical gradients; a schedule may have rates for fewer."""
-        every = self.loop.recipe.has_rates(self.loop.module, UPDATES)
-        return UPDATES if every else min(UPDATES, self.steps)
+        every = self.loop.recipe.has_rates(self.loop.module, self.replayed)
+        return self.replayed if every else min(self.replayed, self.steps)
+
+    def replaying(self, updates: int) -> "ReferenceTraining":
+        """Return the same training with another number of updates from identical gradients."""
+        other = replace(self, replayed=updates)
+        vars(other).update(free_runs=self.free_runs, idle=self.idle)
+        return other
 
     @cached_property
     def gradients(self) -> list[dict[str, np.ndarray]]:

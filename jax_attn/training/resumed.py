@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from jax_attn.parity.judge.finding import Finding, findings
-from jax_attn.training.optimizers.optax_like import steps_made
+from jax_attn.training.optimizers.schedules import steps_made
 from jax_attn.training.reference_training import ReferenceTraining
 from jax_attn.training.runs import Arrays
 from jax_attn.transfer import TransferError, as_numpy
@@ -19,6 +19,7 @@ from jax_attn.transfer.optimizer.carry import load_optimizer
 from jax_attn.transfer.optimizer.optax_state import PENDING, STEP, UPDATES, slots
 
 _COUNTS = (STEP, UPDATES, PENDING)
+_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,14 @@ def resumed(
     if port_state is None:
         return Resumed(arrays)
     given = _given(new, port_state)
+    is_counted = scheduled is not None or type(optimizer).__name__ != "SGD"  # which keeps no count
+    compared = (*_MOMENTS, *_COUNTS) if is_counted else _MOMENTS
     differences = (
         _difference(where, given[where], a, wanted[where].role in _COUNTS)
         for where, a in arrays.items()
-        if wanted[where].role in (*_COUNTS, *_MOMENTS) and not np.array_equal(given[where], a)
+        if wanted[where].role in compared and not np.array_equal(given[where], a)
     )
     return Resumed(given, findings("optimizer-state-differs", differences))
-
-
-_MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 def _given(new: Any, port_state: Any) -> dict[str, np.ndarray]:

@@ -152,8 +152,8 @@ class TorchRun:
         """Return moment -> torch key -> the optimizer's elementwise state of the parameter."""
         key = {id(p): name for name, p in self._masters.items()}
         within = {id(p) for _, parts in self._flattened for p in parts}
-        others = [(p, [p]) for p in self._masters.values() if id(p) not in within]
-        wholes = [*self._flattened, *others]
+        wholes = list(self._flattened)
+        wholes += [(p, [p]) for p in self._masters.values() if id(p) not in within]
         moments: dict[str, dict[str, np.ndarray]] = {}
         for whole, parts in wholes:
             for name, kept in self._optimizer.state.get(whole, {}).items():

@@ -9,7 +9,7 @@ from flax import nnx
 from torch.optim import LBFGS, SGD, Adam, AdamW, lr_scheduler
 
 from jax_attn import parity, transfer
-from jax_attn.training.optimizers.optax_like import learning_rates, looked_up
+from jax_attn.training.optimizers.schedules import learning_rates, looked_up
 from jax_attn.transfer import LINEAR, TransferError
 
 

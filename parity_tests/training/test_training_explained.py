@@ -138,6 +138,18 @@ def test_numbers_of_a_recipe_are_fitted_to_the_ports_updates(name):
     assert said in cause
 
 
+@pytest.mark.slow
+def test_a_step_of_a_schedule_after_the_updates_from_identical_gradients_is_found():
+    late = optax.piecewise_constant_schedule(0.1, {4: 0.5})
+    result = linear_check(
+        optimizer=lambda m: SGD(m.parameters(), 0.1), port_optimizer=optax.sgd(late), steps=6
+    )
+    assert {t.transform[:4] for t in result.tensors if t.verdict == "FAIL"} <= {"step", "loss"}
+    (cause,) = result.explain().causes
+    assert cause.kind == "recipe-schedule"
+    assert "its rates are 1, 1, 1, 1 and 0.5 times" in cause
+
+
 def test_of_a_right_training_nothing_differs():
     explanation = judge_case("SGD").explain()
     assert (explanation.verdict, explanation.regions, explanation.causes) == ("PASS", (), ())

@@ -63,6 +63,8 @@ LIKE = parity.optax_like(ADAMW(layers("float32")[0]))
 RATES = optax.exponential_decay(-0.1, 1, 0.8)
 SCHEDULED = optax.chain(optax.trace(0.9), optax.scale_by_schedule(RATES))
 
+PLAIN = optax.sgd(lambda count: 0.1)
+
 GOES_ON = {
     # arguments -> verdict, what the difference of the states names
     "AdamW": ({"optimizer": ADAMW}, None),
@@ -87,6 +89,14 @@ GOES_ON = {
             "port_state": carried(LIKE),
         },
         "count is 5, and torch has made 0 updates",
+    ),
+    "a count that torch's SGD does not keep": (
+        {
+            "optimizer": lambda m: SGD(m.parameters(), 0.1),
+            "port_optimizer": PLAIN,
+            "port_state": state(PLAIN, DONE),
+        },
+        None,
     ),
     "the count alone": (
         {"optimizer": ADAMW, "port_optimizer": LIKE, "port_state": state(LIKE, DONE)},

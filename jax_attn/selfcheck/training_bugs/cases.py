@@ -86,7 +86,7 @@ TRAINING_CASES: dict[str, TrainingCase] = {
     "AdamW, two groups": TrainingCase(Recipe(_two_groups)),
     "AdamW, bias left out": TrainingCase(_weight_alone(AdamW, lr=0.02, weight_decay=0.2)),
     "SGD, bias left out": TrainingCase(_weight_alone(SGD, lr=0.1, momentum=0.9)),
-    "Adamax": TrainingCase(_of(Adamax, lr=0.02, weight_decay=0.2)),
+    "Adamax": TrainingCase(_of(Adamax, lr=0.02, eps=0.01, weight_decay=0.2)),
     "AdamW, the rate a tensor": TrainingCase(
         Recipe(lambda module: AdamW(module.parameters(), torch.tensor(0.02), weight_decay=0.2))
     ),

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import torch
+from torch.optim import lr_scheduler
 
 from jax_attn.selfcheck.training_bugs.cases import STEPS, TRAINING_CASES, layers, reference_training
 from jax_attn.training.bugs import with_options
 from jax_attn.training.optimizers import terms
-from jax_attn.training.optimizers.optax_like import learning_rates, looked_up
+from jax_attn.training.optimizers.schedules import learning_rates, looked_up
 from jax_attn.training.optimizers.terms import Tree
 from jax_attn.training.recipe import Recipe
 
@@ -59,6 +60,17 @@ def _off_by_one(case: str) -> OptimizerBug:
         return optax.chain(_like(case, at_one), optax.scale_by_schedule(rates))
 
     return OptimizerBug(case, make)
+
+
+def _not_cycled(case: str) -> OptimizerBug:
+    """Return the bug that momentum stays as the optimizer has it, and only the rate is cycled."""
+
+    def schedule(optimizer: torch.optim.Optimizer) -> lr_scheduler.OneCycleLR:
+        return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1, cycle_momentum=False)
+
+    return OptimizerBug(
+        case, lambda: _like(case, replace(TRAINING_CASES[case].recipe, schedule=schedule))
+    )
 
 
 def _uncorrected() -> optax.GradientTransformation:
@@ -187,6 +199,8 @@ OPTIMIZER_BUGS: dict[str, OptimizerBug] = {
         ),
     ),
     "AdamW: biases decay too": _with("AdamW, two groups", weight_decay=0.3),
+    "AdamW: the rate of a tensor 1% too large": _with("AdamW, the rate a tensor", lr=0.0202),
+    "Adamax: eps left out": _with("Adamax", eps=0.0),
     "NAdam: optax's own": _of("NAdam", optax.nadam, 0.02),
     "NAdam: momentum decay left out": _with("NAdam", momentum_decay=0.0),
     "NAdam: decay coupled": _with("NAdam, decoupled decay", decoupled_weight_decay=False),
@@ -215,6 +229,8 @@ OPTIMIZER_BUGS: dict[str, OptimizerBug] = {
     "warm-up by a function: off by one": _off_by_one("warm-up by a function"),
     "steps: off by one": _off_by_one("steps"),
     "steps: the rate before the momentum": _of("steps", _rate_before_momentum),
+    "one cycle: the momentum not cycled": _not_cycled("one cycle, momentum"),
+    "one cycle: the first beta not cycled": _not_cycled("one cycle, the first beta"),
     "accumulated: mean for sum": _with("accumulated, sum", accumulated="mean"),
     "accumulated: sum for mean": _with("accumulated, mean", accumulated="sum"),
     "accumulated: an update for each batch": _with("accumulated, mean", accumulate=1),

@@ -6,8 +6,6 @@ optax, the others from `terms`. This module does not import torch: it reads an o
 name and its param_groups. optax is a dependency of flax.
 """
 
-import copy
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -18,11 +16,16 @@ import numpy as np
 import optax
 
 from jax_attn.training.optimizers import terms
+from jax_attn.training.optimizers.schedules import (
+    Group,
+    cycled,
+    looked_up,
+    scheduled,
+    steps_made,
+)
 from jax_attn.transfer import Layout, Problem, TransferError, flatten
 from jax_attn.transfer.optimizer.torch_state import names_by_group
 
-Group = Mapping[str, Any]
-Schedule = Callable[[jax.Array], jax.Array]
 Names = Iterable[str] | Iterable[Iterable[str]]
 
 
@@ -133,7 +136,7 @@ def optax_like(
         done = np.full(steps_made(schedule), np.nan)
         tables = [{k: np.append(done, row) for k, row in table.items()} for table in tables]
         rates = [looked_up(table["lr"]) for table in tables]
-        groups = [_cycled(*each) for each in zip(groups, tables, strict=False)]
+        groups = [cycled(*each) for each in zip(groups, tables, strict=False)]
     labels: dict[str, str] = {}
     if port is not None and layout is not None:
         labels, label_problems = group_labels(torch_optimizer, port, layout, names)
@@ -277,7 +280,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Convert NumPy scalars and tensors of one element to Python's; JAX would treat them as arrays."""
+    """Convert NumPy's scalars and tensors without axes to Python's numbers."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     is_scalar = isinstance(value, np.generic) or (_is_tensor(value) and value.ndim == 0)
@@ -286,99 +289,3 @@ def _plain(value: Any) -> Any:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-# --- schedules ---
-
-
-def learning_rates(scheduler: Any, steps: int) -> tuple[np.ndarray, list[Problem]]:
-    """Return (the rate of each next update, (groups, steps) float64; why there are none)."""
-    tables, problems = scheduled(scheduler, steps)
-    return np.array([table["lr"] for table in tables]), problems
-
-
-def scheduled(scheduler: Any, steps: int) -> tuple[list[dict[str, np.ndarray]], list[Problem]]:
-    """Return (for each group, what is scheduled -> its value in each next update; why not).
-
-    That is "lr" and, if the scheduler cycles it, "momentum" or "beta1". A copy of the scheduler is
-    stepped as in training, after each update. So any function of the count works, wherever a class
-    starts to count. `scheduler` and its optimizer are not changed.
-    """
-
-    def refused(text: str) -> tuple[list[dict[str, np.ndarray]], list[Problem]]:
-        return [], [Problem("refused", "schedule", text)]
-
-    kind = type(scheduler).__name__
-    if kind == "ReduceLROnPlateau":
-        return refused("expected rates that follow from the count alone, got ReduceLROnPlateau")
-    optimizer = scheduler.optimizer
-    tensors = [p for group in optimizer.param_groups for p in group["params"]]
-    memo: dict[int, Any] = {id(p): p for p in tensors} | {id(optimizer.state): {}}
-    scheduler = copy.deepcopy(scheduler, memo)
-    groups = scheduler.optimizer.param_groups
-    before, rows = _options(groups), []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns, as no update is made between its steps
-        for update in range(1, steps + 1):
-            rows.append([_values(group) for group in groups])
-            try:
-                scheduler.step()
-            except ValueError as error:  # OneCycleLR has a last step
-                got = f"{kind}'s for {update - 1}: {error}"
-                return refused(f"expected rates for {steps} updates, got {got}")
-            if (after := _options(groups)) != before:
-                text = f"expected {kind} to set only lr, momentum or the first beta, got {before}, "
-                return refused(f"{text}then {after}")
-    tables = [
-        {name: np.array([values[name] for values in column]) for name in column[0]}
-        for column in zip(*rows, strict=True)
-    ]
-    return [_changing(table) for table in tables], []
-
-
-def _values(group: Group) -> dict[str, float]:
-    """Return what a scheduler may set of a group: its rate, and its momentum or first beta."""
-    values = {name: float(group[name]) for name in ("lr", "momentum") if name in group}
-    return values | ({"beta1": float(group["betas"][0])} if "betas" in group else {})
-
-
-def _changing(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: row for name, row in table.items() if name == "lr" or np.ptp(row)}
-
-
-def _cycled(group: Group, table: Mapping[str, np.ndarray]) -> Group:
-    """Return a group with the momentum, or first beta, of each update."""
-    if "beta1" in table:
-        return {**group, "betas": (table["beta1"], *group["betas"][1:])}
-    return {**group, "momentum": table["momentum"]} if "momentum" in table else group
-
-
-def looked_up(rates: np.ndarray) -> Schedule:
-    """Return the schedule that gives rates[count]; beyond them NaN, never a wrong rate."""
-
-    def rate(count: jax.Array) -> jax.Array:
-        table = jnp.asarray(rates, jnp.result_type(float))
-        return table.at[count].get(mode="fill", fill_value=jnp.nan)
-
-    return rate
-
-
-def steps_made(scheduler: Any) -> int:
-    """Return how many steps a scheduler has made; ChainedScheduler itself does not count."""
-    if hasattr(scheduler, "last_epoch"):
-        return scheduler.last_epoch
-    return max(map(steps_made, scheduler._schedulers))
-
-
-def _options(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each group's options that affect an update, except those that are scheduled."""
-    others = ("params", "lr", "initial_lr", "momentum")
-    numbers = int | float | tuple | None
-    return [
-        {
-            k: v[1:] if k == "betas" else v
-            for k, v in group.items()
-            if k not in others and isinstance(v, numbers)
-        }
-        for group in groups
-    ]

@@ -183,8 +183,8 @@ def _lines(region: Region) -> Iterator[str]:
         named = dict.fromkeys(str(pair.theirs.place) for pair in region.again)
         shown = joined([place for place in named if place][:_SHOWN])
         count = len(region.again)
-        at = f"          and so at {count} more place{'s' if count > 1 else ''}"
-        yield f"{at}: {shown}" if shown else at
+        and_at = f"          and so at {count} more place{'s' if count > 1 else ''}"
+        yield f"{and_at}: {shown}" if shown else and_at
     for cause in region.causes:
         kind = "cause" if cause.confirmed else "hint "
         yield f"  {kind}   {cause.name}: {cause.sentence}"

@@ -30,6 +30,8 @@ from jax_attn.parity.explaining.wirings import skips, wirings
 
 MOST_TRIALS = 2000
 """The number of causes that are tried for one region."""
+_CELL = 6
+"""The number of operations between the gates' split and any tensor of a recurrent cell."""
 _MOST_SITES = 48
 """The number of operations before a wrong tensor, the last first, whose bugs are tried."""
 _WHOLE = 1e-6
@@ -193,15 +195,26 @@ class _Trials:
 
     def _gate_orders(self) -> Iterator[_Trial]:
         """Yield other orders of the parts into which a recurrent cell's gates are split."""
-        matched = [pair.theirs.index for pair in self._region.last_matched]
-        splits = {self._tape.operator(i)[0]: i for i in matched if self._tape.computes(i)}
-        sites = [i for i in splits.values() if self._tape.call(i).name in GATES]
+        sites = self._gates()
         orders = {i: gate_orders(self._tape.call(i)) for i in sites}
         for bugs in zip(*orders.values(), strict=False):
             yield _Trial(sites[0], bugs[0], dict(zip(sites, bugs, strict=True)))
         for site in sites if len(sites) > 1 else ():
             for bug in orders[site]:
                 yield _Trial(site, bug, {site: bug})
+
+    def _gates(self) -> list[int]:
+        """Return a part of each split that the wrong tensors and right ones near them read."""
+        taps, gates = self._aligner.taps, {f"aten.{name}" for name in GATES}
+        found: dict[int, int] = {}
+        pairs = (*self._region.last_matched, self._region.first_wrong)
+        level = {pair.theirs.index for pair in pairs}
+        for _ in range(_CELL):
+            for i in sorted(level):
+                if taps[i].op in gates and self._tape.computes(i):
+                    found.setdefault(self._tape.operator(i)[0], i)
+            level = {p for i in level if taps[i].op not in gates for p in taps[i].parents}
+        return list(found.values())
 
     def _swaps(self) -> Iterator[_Trial]:
         """Exchange each pair of tensors that the port reads."""

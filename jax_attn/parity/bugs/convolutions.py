@@ -82,7 +82,7 @@ def tokens(call: OperatorCall) -> Iterator[Bug]:
     if call.name == "mean":
         axes = call.args[1] if len(call.args) > 1 else None
         is_pool = call.args[0].ndim > 2 and axes is not None and len(axes) == 1
-        axis, own = (axes[0], None) if is_pool else (0, 0)
+        axis, own = (axes[0], None) if is_pool and axes else (0, 0)
     else:
         _, axis, own = call.args
     x = call.args[0]

@@ -139,12 +139,12 @@ class _Trials:
                 yield _Trial(site, bug, {site: bug})
             if call is not None:
                 others = self._others(site)
-                for bug in run_change(call, lambda call, to=others: tuple(skips(call, to))):
+                for bug in run_change(call, partial(_listed, skips, others)):
                     yield _Trial(site, bug, {site: bug})
-        for bugs in by_name.values():
-            if len(bugs) > 1:
-                site, bug = next(iter(bugs.items()))
-                yield _Trial(site, bug, bugs)
+        for everywhere in by_name.values():
+            if len(everywhere) > 1:
+                site, bug = next(iter(everywhere.items()))
+                yield _Trial(site, bug, everywhere)
 
     def wirings(self) -> Iterator[_Trial]:
         """Yield another tensor in place of each one that the reference reads."""
@@ -152,7 +152,7 @@ class _Trials:
         for site in self._sites:
             others = [tap for _, tap in self._others(site)]
             if (call := self._tape.call(site)) is not None:
-                for bug in run_change(call, lambda call, to=others: tuple(wirings(call, to))):
+                for bug in run_change(call, partial(_listed, wirings, others)):
                     yield _Trial(site, bug, {site: bug})
 
     @cached_property
@@ -196,7 +196,8 @@ class _Trials:
     def _gate_orders(self) -> Iterator[_Trial]:
         """Yield other orders of the parts into which a recurrent cell's gates are split."""
         sites = self._gates()
-        orders = {i: gate_orders(self._tape.call(i)) for i in sites}
+        calls = {i: self._tape.call(i) for i in sites}
+        orders = {i: gate_orders(call) for i, call in calls.items() if call is not None}
         for bugs in zip(*orders.values(), strict=False):
             yield _Trial(sites[0], bugs[0], dict(zip(sites, bugs, strict=True)))
         for site in sites if len(sites) > 1 else ():
@@ -298,6 +299,12 @@ class _Trials:
             for i, ours in self._targets.items()
             for is_rounded in [unit and not np.array_equal(values[i], self._values[i])]
         ]
+
+
+def _listed(
+    of: Callable[[OperatorCall, Any], Iterator[Bug]], others: Any, call: OperatorCall
+) -> tuple[Bug, ...]:
+    return tuple(of(call, others))
 
 
 def _in_place(place: int, other: Tap, call: OperatorCall) -> Any:

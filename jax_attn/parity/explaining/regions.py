@@ -44,10 +44,11 @@ _Same = tuple[int, int]
 class _Exit(NamedTuple):
     """The first wrong tap whose replacement repairs what follows.
 
-    theirs: the reference's tap in its place, in this order of axes. after: a pair that follows.
+    tap: the wrong tap. theirs: the reference's tap in its place, in this order of axes. after: a
+    pair that follows.
     """
 
-    index: int
+    tap: int
     theirs: int
     view: View
     after: _Same
@@ -70,8 +71,8 @@ def find_regions(
         if found is None:
             return
         repaired, again = search.repaired(found)
-        parts = search.births(found.index, found.theirs, found.after)
-        whole = replace(search.region(found.index, found.theirs, found.after), again=again)
+        parts = search.births(found.tap, found.theirs, found.after)
+        whole = replace(search.region(found.tap, found.theirs, found.after), again=again)
         yield Found(whole, tuple(replace(part, again=again) for part in parts))
         replaced |= repaired
 
@@ -342,7 +343,9 @@ class _Search:
         computed = [i for i in sorted(equations) if i == index or computes(taps, i)]
         next_pair = TapPair(taps[after[0]], self._aligner.taps[after[1]])
         replaced = dict(self._view.replaced)
-        return Region(tuple(pairs), wrong, tuple(taps[i] for i in computed), next_pair, replaced)
+        return Region(
+            tuple(pairs), wrong, tuple(taps[i] for i in computed), next_pair, replaced=replaced
+        )
 
 
 def _likeliest(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:

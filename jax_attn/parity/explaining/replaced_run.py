@@ -29,8 +29,8 @@ class ReplacedRun:
         before: "ReplacedRun | None" = None,
     ):
         self.graph = program.base.taps
-        of_before = None if before is None else before.taps
-        self.taps = Replay(program.base, replaced, of_before)
+        of_before: Replay | None = None if before is None else before.taps
+        self.taps: Replay = Replay(program.base, replaced, of_before)
         self.outputs = {i: name for name in wanted for i in program.outputs[name]}
         self.replaced = replaced
         self._aligner, self._before = aligner, before

@@ -23,8 +23,8 @@ class Replay(Sequence[Tap]):
         """replaced: tap -> the value with which the run continues in its place. before: the taps
         with fewer replaced; what follows from none of the others is taken from it."""
         self._run, self._before = run, before
-        known = {} if before is None else before.replaced
-        self.replaced = {**known, **replaced}
+        known: Mapping[int, np.ndarray] = {} if before is None else before.replaced
+        self.replaced: dict[int, np.ndarray] = {**known, **replaced}
         self._new = {i: a for i, a in replaced.items() if i not in known}
         self._values: dict[int, Any] = {}
         self._taps: dict[int, Tap] = {}

@@ -125,7 +125,8 @@ class Tape:
             n for tap in held if tap in self.made and self.played[n := self.made[tap]].is_one
         } - at.keys()
         read = {tap: self.made[tap] for tap in wanted}
-        play, found = _Play(self), {}
+        play = _Play(self)
+        found: dict[int, np.ndarray] = {}
         try:
             with torch.no_grad():
                 for n in range(min(at), max(read.values()) + 1):
@@ -165,11 +166,15 @@ class _Play:
         """Return the call of an operator, with the arguments that it has in this run."""
         played = self._tape.played[n]
         func = not_in_place(played.func) if played.writes else played.func
-        args, kwargs = self._given(n, (played.args, dict(played.kwargs)))
+        args, kwargs = each(
+            lambda x: x.double() if x.is_floating_point() else x,
+            self._given(n, (played.args, dict(played.kwargs))),
+        )
         return OperatorCall(
             played.name,
             unchanged(self._computed, func),
-            *each(lambda x: x.double() if x.is_floating_point() else x, (args, kwargs)),
+            args,
+            kwargs,
             played.leaves,
             self._tape.parameters,
             played.is_backward,

@@ -45,7 +45,7 @@ def explain_result(
     wanted = _wrong_outputs(result, reference) or _wrong_gradients(result, port, layout)
     found = _search(reference, port, wanted, result.dtype) if wanted else _Search(())
     reference.expect_unwritten()
-    return Explanation(result, found.regions, found.stopped)
+    return Explanation(result, found.regions, stopped=found.stopped)
 
 
 def _wrong_outputs(result: Result, reference: Reference) -> set[str]:

@@ -1,7 +1,7 @@
 """The result of `explain`, in words and as plain data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class Explanation:
 
     result: Result
     regions: tuple[Region, ...]
-    stopped: str = ""
+    stopped: str = field(default="", kw_only=True)
 
     @property
     def verdict(self) -> Verdict:

@@ -80,6 +80,7 @@ OBJECTS = {
     "explanation": {
         "verdict": Key("string", "the verdict that is explained"),
         "sentence": Key("string", "the finding in one sentence"),
+        "stopped": Key("string", "why the search ended early, as `interrupted`; else empty"),
         "regions": Key("list of region", "the wrong places, in the order of computation"),
         "text": Key("string", "the whole explanation as text"),
         "first_wrong": Key("tensor or null", "of a training: its first wrong tensor", True),
@@ -91,6 +92,7 @@ OBJECTS = {
         "worst": Key("element", "the element of it that differs most"),
         "equations": Key("list of place", "the port's operations from the right tensors to it"),
         "where": Key("list of string", "on which part of an axis it is wrong, if not everywhere"),
+        "again": Key("list of place pair", "further places with the same error, as in each layer"),
         "causes": Key("list of cause", "bugs that were planted in the reference and explain it"),
         "repro": Key("string", "a script that shows the difference alone; may be empty"),
     },

@@ -54,10 +54,17 @@ REGION = {
     "worst": {"index": [0, 1], "got": math.nan, "expected": 1.0},
     "equations": [TAP],
     "where": [],
+    "again": [PAIR],
     "causes": [CAUSE],
     "repro": "",
 }
-FOUND = {"verdict": "FAIL", "sentence": CAUSE["sentence"], "regions": [REGION], "text": "FAIL"}
+FOUND = {
+    "verdict": "FAIL",
+    "sentence": CAUSE["sentence"],
+    "stopped": "",
+    "regions": [REGION],
+    "text": "FAIL",
+}
 PASS = Result("float32", "cpu", (tensor(),))
 FAIL = replace(PASS, tensors=(tensor(1e-3), tensor(shape=(5, 3))))
 RESULTS = {

@@ -43,6 +43,7 @@ class OperatorCall:
       memory: data that the changes of several calls in one run share.
       site: where the call is, if the mode that plants bugs tracks it.
       module: the class of the module that makes the call, with the same condition.
+      origins: for each of `args`, the path of the module that computes it, or ""; or empty.
     """
 
     name: str
@@ -55,6 +56,7 @@ class OperatorCall:
     memory: dict[Any, Tensor] = field(default_factory=dict, repr=False)
     site: Site | None = None
     module: str = ""
+    origins: tuple[str, ...] = ()
 
     def with_args(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator on other arguments; return its result."""

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 from jax_attn.parity.bugs.activations import activations, derivatives
 from jax_attn.parity.bugs.bug import Bug, OperatorCall
-from jax_attn.parity.bugs.general import factors, precisions
+from jax_attn.parity.bugs.convolutions import convolutions, tokens
+from jax_attn.parity.bugs.general import factors, narrowed_parameters, precisions
 from jax_attn.parity.bugs.heads import (
     angles,
     casts,
@@ -20,37 +21,52 @@ from jax_attn.parity.bugs.layers import (
     epsilons,
     gains,
     layer_norms,
+    norm_groups,
     projections,
     sums,
 )
-from jax_attn.parity.bugs.masks import hidden_keys, softmaxes
+from jax_attn.parity.bugs.masks import (
+    empty_rows_added,
+    empty_rows_replaced,
+    hidden_keys,
+    softmaxes,
+)
+from jax_attn.parity.bugs.routers import normalized, unnormalized
 
 CATALOGUE: dict[str, tuple[Callable[[OperatorCall], Iterator[Bug]], ...]] = {
     "_safe_softmax": (softmaxes,),
     "_softmax": (softmaxes,),
+    "_softmax_backward_data": (empty_rows_replaced,),
     "_to_copy": (casts,),
     "add": (epsilons, hidden_keys, gains, added_biases, sums),
     "addmm": (projections,),
     "bmm": (projections, orders, angles),
     "cat": (rotations,),
     "clone": (joins,),
-    "div": (factors,),
+    "convolution": (convolutions,),
+    "div": (factors, unnormalized),
     "embedding": (embeddings,),
     "gelu": (activations,),
     "gelu_backward": (derivatives,),
-    "masked_fill": (hidden_keys,),
+    "index": (tokens,),
+    "masked_fill": (hidden_keys, empty_rows_added),
+    "mean": (tokens,),
     "mm": (projections, angles),
     "mul": (gains, angles, centred, factors),
+    "native_batch_norm": (epsilons,),
+    "native_group_norm": (epsilons, norm_groups),
     "native_layer_norm": (epsilons, layer_norms),
     "_fused_rms_norm": (epsilons,),
     "pow": (centred,),
     "relu": (activations,),
+    "select": (tokens,),
     "sigmoid": (activations,),
     "silu": (activations,),
     "silu_backward": (derivatives,),
     "split": (packings,),
     "tanh": (activations,),
-    "where": (hidden_keys,),
+    "topk": (normalized,),
+    "where": (hidden_keys, empty_rows_added),
 }
 """Operator -> bugs of its calls. Scales and precisions are tried for every operator."""
 
@@ -59,4 +75,5 @@ def bugs_of(call: OperatorCall) -> Iterator[Bug]:
     """Yield the changes of a call that a port may make."""
     for of_operator in CATALOGUE.get(call.name, ()):
         yield from of_operator(call)
+    yield from narrowed_parameters(call)
     yield from precisions(call)

@@ -13,6 +13,7 @@ from jax_attn.parity.bugs.bug import (
     PRODUCTS,
     Bug,
     OperatorCall,
+    arguments,
     float_tensors,
     is_number,
     result,
@@ -35,6 +36,17 @@ def precisions(call: OperatorCall) -> Iterator[Bug]:
             says = f"operands and a result rounded to {name}"
             change = partial(_product_of_rounded, narrow)
             yield Bug(f"precision ({name})", says, change, name, unit)
+
+
+def narrowed_parameters(call: OperatorCall) -> Iterator[Bug]:
+    """Yield calls with a parameter rounded to a narrower dtype."""
+    for i, name in enumerate(call.leaves):
+        if name and isinstance(call.args[i], Tensor) and call.args[i].is_floating_point():
+            for dtype, narrow in _NARROW.items():
+                other = call.args[i].to(narrow).double()
+                if not torch.equal(other, call.args[i]):
+                    says = f"`{name}` rounded to {dtype}"
+                    yield Bug(f"parameter (in {dtype})", says, arguments({i: other}))
 
 
 def _product_of_rounded(narrow: Callable[[Tensor], Tensor], call: OperatorCall) -> Tensor:

@@ -221,6 +221,8 @@ def _taken(source: Tensor, x: Tensor) -> Tensor:
 
 def base_of(x: Tensor) -> float | None:
     """Return the base of rotary frequencies, a geometric series from 1 down; None for others."""
+    if not x.ndim:
+        return None
     longest = max(range(x.ndim), key=lambda axis: x.shape[axis])
     series = x.movedim(longest, -1).reshape(-1, x.shape[longest])[0]
     if len(series) < 3 or not bool((series > 0).all()) or float(series[0]) != 1.0:

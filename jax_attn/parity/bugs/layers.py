@@ -17,6 +17,13 @@ from jax_attn.parity.bugs.bug import (
     result,
 )
 
+_EPSILONS_AT = {
+    "native_batch_norm": 7,
+    "native_group_norm": 7,
+    "native_layer_norm": 4,
+    "_fused_rms_norm": 3,
+}
+"""Operator -> the place of its epsilon, if that is not its second argument."""
 EPSILONS = (*(float(f"1e-{n}") for n in range(3, 13)), 0.0)
 _LARGEST_EPSILON = 1e-2
 _NO_MEAN = 1e-9
@@ -25,7 +32,7 @@ _NO_MEAN = 1e-9
 
 def epsilons(call: OperatorCall) -> Iterator[Bug]:
     """Yield other epsilons of a norm, or of a sum with a small number."""
-    at = 4 if call.name == "native_layer_norm" else 3 if "rms" in call.name else 1
+    at = _EPSILONS_AT.get(call.name, 1)
     if len(call.args) <= at or not is_number(call.args[at]):
         return
     own = float(call.args[at])
@@ -58,6 +65,14 @@ def layer_norms(call: OperatorCall) -> Iterator[Bug]:
         if other.endswith("weight") and other != own and weight.shape == call.args[2].shape:
             at = {2: weight} if bias is None else {2: weight, 3: bias_of_other}
             yield Bug("norm (of another)", f"`{other}` in place of `{own}`", arguments(at))
+
+
+def norm_groups(call: OperatorCall) -> Iterator[Bug]:
+    """Yield a group norm with another number of groups."""
+    channels, own = call.args[4], call.args[6]
+    for groups in (n for n in range(1, channels + 1) if channels % n == 0 and n != own):
+        says = f"{groups} groups in place of {own}"
+        yield Bug("norm (groups)", says, arguments({6: groups}), groups)
 
 
 def _norm(*, centred: bool = True, gain: float = 0.0, fewer: int = 0) -> Change:
@@ -116,6 +131,10 @@ def projections(call: OperatorCall) -> Iterator[Bug]:
         kernel = call.args[i]
         if kernel.shape[-1] == kernel.shape[-2]:
             yield Bug("transposed", f"`{name}` transposed", arguments({i: kernel.mT}))
+        elif kernel.ndim == 2:
+            other = kernel.T.contiguous().view(kernel.shape)
+            says = f"`{name}` reshaped in place of transposed"
+            yield Bug("transposed (reshaped)", says, arguments({i: other}))
         for other, value in call.parameters.items():
             if other == name or value.shape != call.parameters[name].shape:
                 continue
@@ -123,12 +142,14 @@ def projections(call: OperatorCall) -> Iterator[Bug]:
                 kernel.stride() != value.stride()
             )
             at = {i: value.mT if is_turned else value}
+            says = f"`{other}` in place of `{name}`"
             if call.name == "addmm" and call.leaves[0]:
                 own = call.leaves[0].rpartition(".")[2]
                 bias = call.parameters.get(f"{other.rpartition('.')[0]}.{own}")
                 if bias is not None and bias.shape == call.args[0].shape:
-                    at[0] = bias
-            yield Bug("packed order", f"`{other}` in place of `{name}`", arguments(at))
+                    yield Bug("packed order", says, arguments({**at, 0: bias}))
+                    says += ", with its own bias"
+            yield Bug("packed order", says, arguments(at))
 
 
 def added_biases(call: OperatorCall) -> Iterator[Bug]:
@@ -152,6 +173,8 @@ def sums(call: OperatorCall) -> Iterator[Bug]:
             name = "bias (left out)" if is_bias else "residual (left out)"
             name = "gradient (one path stopped)" if call.is_backward else name
             says = f"a sum that lacks its {which} summand"
+            if (origin := call.origins[i] if call.origins else "") and not call.is_backward:
+                says += f", the result of `{origin}`"
             yield Bug(name, says, arguments({i: zero}))
 
 

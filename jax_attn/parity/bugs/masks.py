@@ -231,26 +231,28 @@ def _filled(hidden: Tensor, scores: Tensor) -> Tensor:
     return scores.masked_fill(hidden, -torch.inf)
 
 
-def _again(call: OperatorCall) -> Masked:
-    found = _parts(call)
-    assert found is not None
-    return found
+def _masked(change: Callable[[Masked], Tensor]) -> Change:
+    """Return a change of what a call hides; a call that no longer hides anything stays as it is."""
 
-
-def _with_hidden(change: Callable[[Tensor], Tensor]) -> Change:
     def changed(call: OperatorCall) -> Tensor:
-        found = _again(call)
-        return found.with_hidden(change(found.hidden))
+        found = _parts(call)
+        return call.result() if found is None else change(found)
 
     return changed
 
 
+def _with_hidden(change: Callable[[Tensor], Tensor]) -> Change:
+    return _masked(lambda found: found.with_hidden(change(found.hidden)))
+
+
 def _added(number: float) -> Change:
-    return lambda call: _again(call).added(number)
+    return _masked(lambda found: found.added(number))
 
 
 def _remember(call: OperatorCall) -> Tensor:
-    found = _again(call)
+    found = _parts(call)
+    if found is None:
+        return call.result()
     call.memory[_AFTER] = found.hidden
     return found.scores.expand(found.hidden.shape).clone()
 
@@ -277,6 +279,48 @@ def softmaxes(call: OperatorCall) -> Iterator[Bug]:
         "softmax (left out)", "the scores themselves as weights", lambda call: call.args[0].clone()
     )
     yield Bug(_AFTER, "the mask multiplied after the softmax", _after)
+
+
+def empty_rows_replaced(call: OperatorCall) -> Iterator[Bug]:
+    """Yield no gradient for rows that weigh every key alike, as where every score is replaced."""
+    weights, axis = call.args[1:3]
+    least, most = weights.amin(axis, keepdim=True), weights.amax(axis, keepdim=True)
+    empty = (least == most) & (weights.shape[axis] > 1)
+    if empty.any():
+        says = "no gradient of the scores of a row that sees no key, because a mask replaces them"
+        change = result(partial(torch.Tensor.masked_fill, mask=empty, value=0.0))
+        yield Bug("mask (empty row: replaced)", f"{says} in place of being added", change)
+
+
+def empty_rows_added(call: OperatorCall) -> Iterator[Bug]:
+    """Yield a gradient for the scores of a row that sees no key, as where a mask is added."""
+    if not call.is_backward:
+        return
+    shown = _shown(call)
+    if shown is None:
+        return
+    gradient, hidden = shown
+    empty = hidden.all(-1, keepdim=True) & torch.ones_like(hidden)
+    if empty.any():
+        says = "a gradient of the scores of a row that sees no key, because a mask is added"
+        yield Bug(
+            "mask (empty row: added)",
+            f"{says} in place of replacing them",
+            result(lambda right: torch.where(empty, gradient, right)),
+        )
+
+
+def _shown(call: OperatorCall) -> tuple[Tensor, Tensor] | None:
+    """Return a gradient that a call sets to 0 in places, and these places; None if it does not."""
+    args: tuple[Any, ...] = call.args
+    if call.name == "masked_fill" and args[0].ndim > 1 and float(args[2]) == 0.0:
+        return args[0], args[1].expand(args[0].shape)
+    if call.name == "where" and len(args) == 3:
+        for gradient, zero, hidden in ((args[1], args[2], ~args[0]), (args[2], args[1], args[0])):
+            is_zero = isinstance(zero, Tensor) and not zero.any()
+            if is_zero and isinstance(gradient, Tensor) and gradient.ndim > 1 and gradient.any():
+                return gradient, hidden.expand(gradient.shape)
+    return None
 
 
 def _after(call: OperatorCall) -> Tensor:

@@ -8,7 +8,7 @@ refuses the wrong arguments, ends only the run: `run_planted` returns None.
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from jax_attn.parity.run.modes.mode import Mode
 from jax_attn.parity.run.modes.module_calls import ModuleCalls
 from jax_attn.parity.run.reference import Reference
 
+_T = TypeVar("_T")
 _FORWARD: Mapping[str, np.ndarray] = MappingProxyType({})
 """The cotangents of a run without gradients."""
 _IN_PLACE = frozenset(("pow_", "rsqrt_", "sqrt_", "tanh_"))
@@ -86,6 +87,15 @@ def planting(call: OperatorCall) -> Iterator[None]:
         raise
     except Exception as error:
         raise _PlantingError(error) from error
+
+
+def run_change(call: OperatorCall, of: Callable[[OperatorCall], _T]) -> _T:
+    """Return what a function of ours makes of a call outside any run. Raises its own errors."""
+    try:
+        with planting(call):
+            return of(call)
+    except _PlantingError as error:
+        raise error.cause from None
 
 
 def unchanged(compute: Callable[..., Any], func: OpOverload) -> Callable[..., Any]:

@@ -6,7 +6,8 @@ numbers brings two tensors closer to each other than sorting both.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from jax_attn.parity.explaining.taps.tap import Tap
 
 _FLOAT32, _TINY = 2.0**-24, 2.0**-126
 _SMALLER = 0.1
+_SAMPLED = 64
+"""The number of sorted numbers of a tensor by which most of the others are told from it."""
 APART = 8
 """Limit of the RMS distance of two equal tensors, in units of what rounding moves the reference's.
 Correct ports lie at one to three units, in whatever order they add up; a scale that is 1% off lies
@@ -42,16 +45,45 @@ class Aligner:
             f"output {name}": {t.index for t in taps if np.array_equal(t.value.ravel(), a.ravel())}
             for name, a in outputs.items()
         }
-        self._by_size: dict[int, list[_Sorted]] = {}
+        self._readers: dict[int, list[int]] = defaultdict(list)
+        for tap in taps:
+            for parent in tap.parents:
+                self._readers[parent].append(tap.index)
+        self._by_size: dict[int, _OfSize] = {}
 
-    def _of_size(self, size: int) -> "list[_Sorted]":
+    def of_line(self, index: int) -> list[int]:
+        """Return the taps of the same operation, shape and line as a tap, in any layer or step."""
+        tap = self.taps[index]
+        key = tap.op, tap.shape, tap.place.source, tap.place.is_backward
+        if not tap.place.source:
+            return [index]
+        return [
+            t.index
+            for t in self.taps
+            if (t.op, t.shape, t.place.source, t.place.is_backward) == key
+        ]
+
+    def following(self, of: Collection[int]) -> set[int]:
+        """Return the indices of `of` and of all taps that are computed from them."""
+        found: set[int] = set()
+        left = list(of)
+        while left:
+            index = left.pop()
+            if index not in found:
+                found.add(index)
+                left += self._readers[index]
+        return found
+
+    def _of_size(self, size: int) -> "_OfSize":
         if size not in self._by_size:
-            self._by_size[size] = [
-                _Sorted(tap, tap.numbers.ravel()[order], scale.ravel()[order])
-                for tap, scale in zip(self.taps, self._scales, strict=True)
-                if tap.value.size == size and tap.tells
-                for order in [np.argsort(tap.numbers, axis=None)]
-            ]
+            self._by_size[size] = _OfSize(
+                [
+                    _Sorted(tap, tap.numbers.ravel()[order], scale.ravel()[order])
+                    for tap, scale in zip(self.taps, self._scales, strict=True)
+                    if tap.value.size == size and tap.tells
+                    for order in [np.argsort(tap.numbers, axis=None)]
+                ]
+            )
         return self._by_size[size]
 
     def results(self, name: str) -> set[int]:
@@ -65,10 +97,15 @@ class Aligner:
         values = np.sort(tap.numbers, axis=None)
         return [
             theirs.index
-            for theirs, ordered, scale in self._of_size(tap.value.size)
-            if apart(values, ordered, scale) <= APART
-            and any(order.distance <= APART for order in self.orders(theirs.index, tap.numbers))
+            for theirs, ordered, scale in self._of_size(tap.value.size).near(values)
+            if apart(values, ordered, scale) <= APART and self.is_near(theirs.index, tap.numbers)
         ]
+
+    def is_near(self, theirs: int, numbers: np.ndarray) -> bool:
+        """Return whether some order of a tap's axes gives numbers, within rounding."""
+        if self.taps[theirs].value.size != numbers.size:
+            return False
+        return any(order.distance <= APART for order in self.orders(theirs, numbers))
 
     def orders(
         self, theirs: int, like: np.ndarray, numbers: np.ndarray | None = None
@@ -109,6 +146,26 @@ class _Sorted(NamedTuple):
     tap: Tap
     values: np.ndarray
     scale: np.ndarray
+
+
+class _OfSize:
+    """The tensors of one size, compared at once by some of their sorted numbers."""
+
+    def __init__(self, tensors: Sequence[_Sorted]):
+        self._tensors = tensors
+        size = tensors[0].values.size if tensors else 1
+        self._at = np.unique(np.linspace(0, size - 1, min(size, _SAMPLED)).astype(int))
+        shape = (len(tensors), len(self._at))
+        self._values = np.reshape([x.values[self._at] for x in tensors], shape)
+        self._scales = np.reshape([x.scale[self._at] for x in tensors], shape)
+
+    def near(self, values: np.ndarray) -> list[_Sorted]:
+        """Return the tensors that may be near some sorted numbers, and all that are."""
+        sample = values[self._at]
+        with np.errstate(invalid="ignore"):
+            off = np.where(sample == self._values, 0.0, sample - self._values) / self._scales
+        far = np.square(off).sum(1) > APART**2 * values.size
+        return [x for x, is_far in zip(self._tensors, far, strict=True) if not is_far]
 
 
 def _rms(numbers: np.ndarray) -> float:

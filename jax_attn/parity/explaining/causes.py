@@ -4,54 +4,62 @@ A cause is confirmed if the reference with this change computes the port's own n
 region's wrong tensor, within rounding. Nothing is claimed that was not run.
 """
 
-import contextlib
 import math
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import combinations
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import combinations, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from jax_attn.parity.bugs.bug import PRODUCTS, Bug, OperatorCall
-from jax_attn.parity.bugs.general import scales
+from jax_attn.parity.bugs.catalogue import bugs_of
+from jax_attn.parity.bugs.cells import GATES, gate_orders
+from jax_attn.parity.bugs.general import nearest, scales
 from jax_attn.parity.bugs.heads import fitted_base, fitted_order
 from jax_attn.parity.bugs.masks import fitted_mask
-from jax_attn.parity.bugs.planting import run_planted
+from jax_attn.parity.bugs.planting import run_change
 from jax_attn.parity.explaining.align import APART, Aligner, Order
 from jax_attn.parity.explaining.cause import Cause
-from jax_attn.parity.explaining.planted_by_tap import PlantedByTap, Reached, Scout
 from jax_attn.parity.explaining.region import Region
-from jax_attn.parity.explaining.taps.tap import Tap, ancestors
-from jax_attn.parity.run.inputs_and_runs import Arrays
-from jax_attn.parity.run.reference import Reference
+from jax_attn.parity.explaining.taps.tap import Tap, ancestors, numbers_of
+from jax_attn.parity.explaining.taps.tape import Tape
+from jax_attn.parity.explaining.wirings import skips, wirings
 
+MOST_TRIALS = 2000
+"""The number of causes that are tried for one region."""
+_CELL = 6
+"""The number of operations between the gates' split and any tensor of a recurrent cell."""
 _MOST_SITES = 48
 """The number of operations before a wrong tensor, the last first, whose bugs are tried."""
+_WHOLE = 1e-6
+"""Tolerance of a factor of one number that is a whole number."""
 _PART = 0.5
 """The smallest share of an error for which a bug that explains only a part is reported."""
 
 
 def find_causes(
-    reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region, until: float
+    tape: Tape, aligner: Aligner, region: Region, tried: Callable[[], None]
 ) -> tuple[Cause, ...]:
     """Return the confirmed causes nearest the error, else the best one that explains half of it.
 
-    until: when to stop trying, in seconds of `time.monotonic`.
+    At most `MOST_TRIALS` are tried, the likeliest first: those at the operations next to the error,
+    and of wirings only if nothing else explains it. tried: called after each of them.
     """
-    trials = _Trials(reference, cotangents, aligner, region)
+    trials = _Trials(tape, aligner, region)
     found: list[_Tried] = []
     for kind in (trials.catalogued, trials.wirings):
-        for tried in kind():
-            found.append(tried)
-            if time.monotonic() > until:
-                break
-        if any(tried.cause.confirmed for tried in found):
+        for trial in islice(kind(), MOST_TRIALS - len(found)):
+            certain = [each for each in found if each.strength == _CERTAIN]
+            if certain and trial.site != certain[0].cause.site.index:
+                break  # no cause further away is reported
+            found.append(trials.tried(trial))
+            tried()
+        if any(each.cause.confirmed for each in found):
             break
-    strongest = max((tried.strength for tried in found), default=0)
+    strongest = max((each.strength for each in found), default=0)
     confirmed: dict[str, Cause] = {}
     for cause, strength in found:
         if cause.confirmed and strength == strongest:
@@ -65,6 +73,14 @@ def find_causes(
     )
 
 
+class _Trial(NamedTuple):
+    """A bug to try. site: the tap at which it is reported. changes: where it is planted."""
+
+    site: int
+    bug: Bug
+    changes: Mapping[int, Bug]
+
+
 class _Tried(NamedTuple):
     """A cause that was run, with its strength, which ranks confirmed causes.
 
@@ -76,6 +92,7 @@ class _Tried(NamedTuple):
     strength: int
 
 
+_CERTAIN = 2
 _FEW = 0.05
 """The largest share of a tensor's numbers that may round to the other neighbour."""
 
@@ -89,51 +106,54 @@ _STEPS = (
     ("activation", {"silu"}),
     ("activation", {"relu"}),
     ("activation", {"tanh"}),
+    ("activation", {"sigmoid"}),
+    ("activation", {"erf"}),
 )
 """(name of a step, operations by which it is recognized)."""
 
 
 class _Trials:
-    def __init__(self, reference: Reference, cotangents: Arrays, aligner: Aligner, region: Region):
-        self._reference, self._cotangents = reference, cotangents
-        self._aligner, self._region = aligner, region
+    def __init__(self, tape: Tape, aligner: Aligner, region: Region):
+        self._tape, self._aligner, self._region = tape, aligner, region
         self._targets = {
             pair.theirs.index: pair.ours for pair in (region.first_wrong, region.after)
         }
-        self._parameters = {
-            name: p.detach().double() for name, p in reference.module.named_parameters()
-        }
         self._known: dict[int, set[int]] = {}
-        self._before = _nearest(self._orders(aligner.taps))
+        self._values = {i: aligner.taps[i].value for i in self._targets}
+        self._before = _nearest(self._orders(self._values))
 
-    def catalogued(self) -> Iterator[_Tried]:
-        """Try every bug at each single site, then each bug at all its sites together."""
+    def catalogued(self) -> Iterator[_Trial]:
+        """Yield every bug at each single site, then each bug at all its sites together."""
         by_name: dict[str, dict[int, Bug]] = defaultdict(dict)
+        tried: set[int] = set()  # operators of which another result is a site
+        yield from self._gate_orders()
         for site in self._sites:
-            for bug in (*self._fitted(site), *self._scout.bugs.get(site, ())):
+            call = self._tape.call(site)
+            if call is not None and (n := self._tape.operator(site)[0]) in tried:
+                continue
+            tried |= set() if call is None else {n}
+            bugs = () if call is None else run_change(call, lambda call: tuple(bugs_of(call)))
+            for bug in (*self._fitted(site), *bugs):
                 if bug.value is None:
                     by_name[bug.name].setdefault(site, bug)
-                yield self._tried(site, bug, {site: bug})
-            for bug in self._scout.skips.get(site, ()):
-                yield self._tried(site, bug, {site: bug})
-        for bugs in by_name.values():
-            if len(bugs) > 1:
-                site, bug = next(iter(bugs.items()))
-                yield self._tried(site, bug, bugs)
+                yield _Trial(site, bug, {site: bug})
+            if call is not None:
+                others = self._others(site)
+                for bug in run_change(call, partial(_listed, skips, others)):
+                    yield _Trial(site, bug, {site: bug})
+        for everywhere in by_name.values():
+            if len(everywhere) > 1:
+                site, bug = next(iter(everywhere.items()))
+                yield _Trial(site, bug, everywhere)
 
-    def wirings(self) -> Iterator[_Tried]:
-        """Try another tensor in place of each one that the reference reads."""
+    def wirings(self) -> Iterator[_Trial]:
+        """Yield another tensor in place of each one that the reference reads."""
         yield from self._swaps()
         for site in self._sites:
-            for bug in self._scout.wirings.get(site, ()):
-                yield self._tried(site, bug, {site: bug})
-
-    @cached_property
-    def _scout(self) -> Scout:
-        scout = Scout()
-        scout.look(self._sites, self._others)
-        self._run(scout, {}, {})
-        return scout
+            others = [tap for _, tap in self._others(site)]
+            if (call := self._tape.call(site)) is not None:
+                for bug in run_change(call, partial(_listed, wirings, others)):
+                    yield _Trial(site, bug, {site: bug})
 
     @cached_property
     def _sites(self) -> list[int]:
@@ -173,14 +193,47 @@ class _Trials:
             self._known[index] = ancestors(self._aligner.taps, [index])
         return self._known[index]
 
-    def _swaps(self) -> Iterator[_Tried]:
-        """Try to exchange each pair of tensors that the port reads."""
+    def _gate_orders(self) -> Iterator[_Trial]:
+        """Yield other orders of the parts into which a recurrent cell's gates are split."""
+        sites = self._gates()
+        calls = {i: self._tape.call(i) for i in sites}
+        orders = {i: gate_orders(call) for i, call in calls.items() if call is not None}
+        for bugs in zip(*orders.values(), strict=False):
+            yield _Trial(sites[0], bugs[0], dict(zip(sites, bugs, strict=True)))
+        for site in sites if len(sites) > 1 else ():
+            for bug in orders[site]:
+                yield _Trial(site, bug, {site: bug})
+
+    def _gates(self) -> list[int]:
+        """Return a part of each split that the wrong tensors and right ones near them read."""
+        taps, gates = self._aligner.taps, {f"aten.{name}" for name in GATES}
+        found: dict[int, int] = {}
+        pairs = (*self._region.last_matched, self._region.first_wrong)
+        level = {pair.theirs.index for pair in pairs}
+        for _ in range(_CELL):
+            for i in sorted(level):
+                if taps[i].op in gates and self._tape.computes(i):
+                    found.setdefault(self._tape.operator(i)[0], i)
+            level = {p for i in level if taps[i].op not in gates for p in taps[i].parents}
+        return list(found.values())
+
+    def _swaps(self) -> Iterator[_Trial]:
+        """Exchange each pair of tensors that the port reads."""
         matched = [pair.theirs for pair in self._region.last_matched if not pair.theirs.is_leaf]
         for a, b in combinations(matched, 2):
-            if a.shape == b.shape:
+            both = a.index, b.index
+            if a.shape == b.shape and self._tape.computes(*both):
                 says = f"the results of {a} and {b} exchanged"
-                bug = Bug("packed order (exchanged)", says, OperatorCall.result)
-                yield self._tried(a.index, bug, {}, {a.index: b, b.index: a})
+                of_a, of_b = (
+                    Bug("packed order (exchanged)", says, partial(_in_place, k, other))
+                    for (_, k), other in zip(map(self._tape.operator, both), (b, a), strict=True)
+                )
+                if self._tape.made[a.index] == self._tape.made[b.index]:
+                    k, m = (self._tape.operator(tap)[1] for tap in both)
+                    one = Bug(of_a.name, says, partial(_exchanged, k, m))
+                    yield _Trial(a.index, one, {a.index: one})
+                else:
+                    yield _Trial(a.index, of_a, {a.index: of_a, b.index: of_b})
 
     def _fitted(self, site: int) -> Iterator[Bug]:
         """Yield bugs fitted to the port's own numbers: a base, an order, a mask, a scale."""
@@ -195,57 +248,43 @@ class _Trials:
         finite = np.isfinite(ours) & np.isfinite(expected)
         ours, expected = ours[finite], expected[finite]
         if (square := float(expected @ expected)) > 0:
-            yield from scales(
-                wrong.theirs.op,
-                float(ours @ expected) / square,
-                wrong.theirs.place.is_backward,
-                sizes,
-            )
+            factor = float(ours @ expected) / square
+            # One number, such as a loss, is a multiple of any other.
+            is_whole = math.isclose(factor, round(factor), rel_tol=_WHOLE, abs_tol=_WHOLE)
+            if expected.size > 1 or is_whole or nearest(factor, sizes):
+                is_backward = wrong.theirs.place.is_backward
+                yield from scales(wrong.theirs.op, factor, is_backward, sizes)
 
-    def _tried(
-        self,
-        site: int,
-        bug: Bug,
-        changes: Mapping[int, Bug],
-        held: Mapping[int, Tap] | None = None,
-    ) -> _Tried:
-        mode = PlantedByTap()
-        is_run = self._run(mode, changes, held or {})
-        orders = self._orders(mode.taps, bug.unit) if is_run else None
+    def tried(self, trial: _Trial) -> _Tried:
+        """Run the reference with a bug; return how near it comes to the port."""
+        bug, held = trial.bug, self._matched
+        values = self._tape.play(trial.changes, held, [*self._targets])
+        fit = values and all(values[i].size == self._values[i].size for i in self._targets)
+        orders = self._orders(values, bug.unit) if values and fit else None
         distances = _nearest(orders) if orders else self._before
         shares = (
             1 - d / before for d, before in zip(distances, self._before, strict=True) if before
         )
         cause = Cause(
             bug.name,
-            self._aligner.taps[site],
+            self._aligner.taps[trial.site],
             bug.says,
             bug.value,
             min(distances) <= APART,
             float(np.clip(np.nan_to_num(max(shares, default=0.0)), 0.0, 1.0)),
         )
         given = {is_plain for d, is_plain in orders[0] if d <= APART} if orders else set()
-        return _Tried(cause, 2 if True in given else len(given))
-
-    def _run(self, mode: PlantedByTap, changes: Mapping[int, Bug], held: Mapping[int, Tap]) -> bool:
-        """Run up to the wrong tensors; return whether the same operations reached them."""
-        mode.begin(self._parameters, max(self._targets), changes, {**self._matched, **held})
-        with np.errstate(all="ignore"), contextlib.suppress(Reached):
-            if run_planted(self._reference, mode, self._cotangents) is None:
-                return False
-        return len(mode.taps) > max(self._targets) and all(
-            mode.taps[i].op == self._aligner.taps[i].op
-            and mode.taps[i].value.size == self._aligner.taps[i].value.size
-            for i in self._targets
-        )
+        return _Tried(cause, _CERTAIN if True in given else len(given))
 
     @cached_property
-    def _matched(self) -> dict[int, Tap]:
+    def _matched(self) -> list[int]:
         """The tensors that are right on both sides, except the targets themselves."""
-        pairs = self._region.last_matched
-        return {p.theirs.index: p.theirs for p in pairs if p.theirs.index not in self._targets}
+        matched = (pair.theirs.index for pair in self._region.last_matched)
+        return [i for i in matched if i not in self._targets]
 
-    def _orders(self, taps: Sequence[Tap], unit: float = 0.0) -> list[list[tuple[float, bool]]]:
+    def _orders(
+        self, values: Mapping[int, np.ndarray], unit: float = 0.0
+    ) -> list[list[tuple[float, bool]]]:
         """Return the distance of each wrong tensor from the reference's, in units of rounding.
 
         For each order of its axes there is the distance, and whether that order is plain.
@@ -255,13 +294,31 @@ class _Trials:
         return [
             [
                 (_nearly(o, ours.numbers, unit) if is_rounded else o.distance, o.is_plain)
-                for o in self._aligner.orders(i, ours.numbers, taps[i].numbers)
+                for o in self._aligner.orders(i, ours.numbers, numbers_of(values[i]))
             ]
             for i, ours in self._targets.items()
-            for is_rounded in [
-                unit and not np.array_equal(taps[i].value, self._aligner.taps[i].value)
-            ]
+            for is_rounded in [unit and not np.array_equal(values[i], self._values[i])]
         ]
+
+
+def _listed(
+    of: Callable[[OperatorCall, Any], Iterator[Bug]], others: Any, call: OperatorCall
+) -> tuple[Bug, ...]:
+    return tuple(of(call, others))
+
+
+def _in_place(place: int, other: Tap, call: OperatorCall) -> Any:
+    """Return a call's results with another tensor at a place."""
+    right = call.result()
+    results = [right] if isinstance(right, torch.Tensor) else list(right)
+    results[place] = torch.from_numpy(other.value).reshape(results[place].shape)
+    return results[0] if isinstance(right, torch.Tensor) else tuple(results)
+
+
+def _exchanged(a: int, b: int, call: OperatorCall) -> tuple[torch.Tensor, ...]:
+    results = list(call.result())
+    results[a], results[b] = results[b], results[a]
+    return tuple(results)
 
 
 def _nearest(orders: Sequence[Sequence[tuple[float, bool]]]) -> list[float]:

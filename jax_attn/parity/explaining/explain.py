@@ -4,18 +4,19 @@ Every floating-point tensor that the reference computes in float64 is compared w
 the port computes, equation by equation. Tensors are paired by their numbers, not by names.
 """
 
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Any
+from itertools import chain, count
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jax_attn.environment import free_memory
 from jax_attn.parity.explaining.align import Aligner
+from jax_attn.parity.explaining.allowance import MOST_RUNS, Allowance, SpentError
 from jax_attn.parity.explaining.cause import Cause
-from jax_attn.parity.explaining.causes import find_causes
+from jax_attn.parity.explaining.causes import MOST_TRIALS, find_causes
 from jax_attn.parity.explaining.explanation import Explanation, differs_on_the_mesh
 from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.regions import births, find_regions
@@ -28,10 +29,8 @@ from jax_attn.parity.run.inputs_and_runs import float_dtype, is_float
 from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.parity.run.transforms import forward_and_gradients
+from jax_attn.progress import counting
 from jax_attn.transfer import Layout, flatten
-
-_SECONDS = 30.0
-"""Time limit for trying causes, for all regions together."""
 
 
 def explain_result(
@@ -44,9 +43,9 @@ def explain_result(
     if result.verdict is Verdict.PASS or differs_on_the_mesh(result):
         return Explanation(result, ())
     wanted = _wrong_outputs(result, reference) or _wrong_gradients(result, port, layout)
-    regions = regions_of(reference, port, wanted, result.dtype) if wanted else ()
+    found = _search(reference, port, wanted, result.dtype) if wanted else _Search(())
     reference.expect_unwritten()
-    return Explanation(result, regions)
+    return Explanation(result, found.regions, stopped=found.stopped)
 
 
 def _wrong_outputs(result: Result, reference: Reference) -> set[str]:
@@ -90,6 +89,37 @@ def regions_of(
 
     wanted: wrong outputs of the port ("output …"), or wrong gradients ("parameter …", "input …").
     """
+    return _search(reference, port, wanted, dtype).regions
+
+
+class _Search(NamedTuple):
+    """The regions that a search has found. stopped: why it ended early, or ""."""
+
+    regions: tuple[Region, ...]
+    stopped: str = ""
+
+
+def _search(reference: Reference, port: Port, wanted: Collection[str], dtype: str) -> _Search:
+    """Search for regions; an interruption, or the end of the work allowed, leaves those found."""
+    places: dict[int, list[Region]] = {}
+    stopped = ""
+    try:
+        for place, regions in _places(reference, port, wanted, dtype):
+            places[place] = regions
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    except SpentError:
+        stopped = f"after {MOST_RUNS:,} runs of the port"
+    told: dict[Any, Region] = {}
+    for region in chain.from_iterable(places.values()):
+        told.setdefault(_told(region), region)
+    return _Search(tuple(told.values()), stopped)
+
+
+def _places(
+    reference: Reference, port: Port, wanted: Collection[str], dtype: str
+) -> Iterator[tuple[int, list[Region]]]:
+    """Yield each wrong place and its regions: when it is found, and again with their causes."""
     outputs = _floating(reference, dtype)
     rng = np.random.default_rng(0)
     has_gradients = not all(name.startswith("output ") for name in wanted)
@@ -108,29 +138,55 @@ def regions_of(
             arrays |= {f"input {name}": a for name, a in of_inputs.items()}
         return arrays
 
-    with port.on_mesh(), full_precision():
+    places: list[tuple[Region, list[Region]]] = []
+    with port.on_mesh(), full_precision(), counting("runs of the port", MOST_RUNS) as show:
         forward, args, on_device = port.called(dtype, cotangents)
         program = TappedProgram(named, *args, on_device)
         results, of_run = taps.without_steps, taps.run.kinds["output"]
         aligner = Aligner(results.taps, results.spreads, of_run)
         finer = Aligner(taps.with_halves.taps, taps.with_halves.spreads, of_run)
-        regions = tuple(find_regions(program, aligner, wanted))
-        narrower = [
-            tuple(births(region, program, finer, wanted, lambda tap: taps.results[tap.index]))
-            for region in regions
-        ]
-        scripts = [repro(region, program.run(region.replaced), results) for region in regions]
-    until = time.monotonic() + _SECONDS
-    told: dict[Any, Region] = {}
-    for region, parts, script in zip(regions, narrower, scripts, strict=True):
-        causes = find_causes(reference, cotangents, aligner, region, until)
-        for part in parts:
-            told.setdefault(_told(part, causes), replace(part, causes=causes, repro=script))
-    return tuple(told.values())
+        allowance = Allowance(show=show)
+
+        def narrower(region: Region) -> Iterator[Region]:
+            return births(
+                region, program, finer, wanted, lambda tap: taps.results[tap.index], allowance
+            )
+
+        for found in find_regions(program, aligner, wanted, allowance):
+            before = found.whole.replaced
+            run = program.run(before) if before else program.base
+            whole, *parts = (
+                replace(region, repro=repro(region, run, results))
+                for region in (found.whole, *found.parts)
+            )
+            yield len(places), parts
+            places.append((whole, parts))
+        finest = [[list(narrower(part)) for part in parts] for _, parts in places]
+    with counting("causes", MOST_TRIALS * sum(1 + len(parts) for _, parts in places)) as show:
+        done = count(1)
+
+        def causes_of(region: Region) -> tuple[Cause, ...]:
+            return find_causes(results.tape, aligner, region, lambda: show(next(done)))
+
+        for n, (whole, parts) in enumerate(places):
+            causes = list(map(causes_of, parts))
+            is_split = len(parts) > 1 or not any(cause.confirmed for cause in causes[0])
+            together = [cause for cause in causes_of(whole) if cause.confirmed] if is_split else []
+            if together:
+                yield n, [replace(whole, causes=tuple(together))]
+                continue
+            yield (
+                n,
+                [
+                    replace(part, causes=of_part, repro=of.repro)
+                    for of, each, of_part in zip(parts, finest[n], causes, strict=True)
+                    for part in each
+                ],
+            )
 
 
-def _told(region: Region, causes: Sequence[Cause]) -> Any:
+def _told(region: Region) -> Any:
     """Return a key by which equal regions are reported once: the cause, else the wrong numbers."""
     wrong = region.first_wrong
-    confirmed = tuple(cause.sentence for cause in causes if cause.confirmed)
+    confirmed = tuple(cause.sentence for cause in region.causes if cause.confirmed)
     return confirmed or (wrong.theirs.index, wrong.ours.value.tobytes())

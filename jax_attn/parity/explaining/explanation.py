@@ -1,7 +1,7 @@
 """The result of `explain`, in words and as plain data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,10 +40,13 @@ class Explanation:
       result: the `Result` of the check.
       regions: the places where an error originates, in the order of computation. Empty if the port
         passes, or if the wrong tensors could not be paired.
+      stopped: why the search ended before it was complete: "interrupted", or after how much work;
+        empty if it is complete. What it had found is in `regions`.
     """
 
     result: Result
     regions: tuple[Region, ...]
+    stopped: str = field(default="", kw_only=True)
 
     @property
     def verdict(self) -> Verdict:
@@ -61,6 +64,8 @@ class Explanation:
                 "devices is wrong, or a device has the wrong shard."
             )
         if not self.regions:
+            if self.stopped:
+                return f"The check is {self.verdict}, and the search for a place was {self._ended}."
             return self._only_under or (
                 f"The check is {self.verdict}, and no tensor inside the port could be told to be "
                 "the first wrong one."
@@ -91,6 +96,10 @@ class Explanation:
                 return f"The port passes under {right} and fails under {wrong}: {why}."
         return ""
 
+    @property
+    def _ended(self) -> str:
+        return self.stopped if self.stopped == "interrupted" else f"ended {self.stopped}"
+
     def __str__(self) -> str:
         return plain(self)
 
@@ -99,6 +108,10 @@ class Explanation:
         lines = [Text(line) for region in self.regions for line in _lines(region)]
         if not self.regions:
             lines = [Text(f"- {reason}") for reason in self.result.reasons]
+        if self.stopped:
+            lines.append(
+                Text(f"\n  The search was {self._ended}; there may be more places, and causes.")
+            )
         return Group(heading, *lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +119,7 @@ class Explanation:
         return {
             "verdict": str(self.verdict),
             "sentence": self.sentence,
+            "stopped": self.stopped,
             "regions": [
                 {
                     "last_matched": [_pair(pair) for pair in region.last_matched],
@@ -113,6 +127,7 @@ class Explanation:
                     "worst": dict(zip(_ELEMENT, region.first_wrong.worst, strict=True)),
                     "equations": [_tap(tap) for tap in region.equations],
                     "where": where(region.first_wrong),
+                    "again": [_pair(pair) for pair in region.again],
                     "causes": [_cause(cause) for cause in region.causes],
                     "repro": region.repro,
                 }
@@ -164,6 +179,12 @@ def _lines(region: Region) -> Iterator[str]:
     at, got, want = wrong.worst
     yield f"          furthest apart at {list(at)}: {number(got, 9)}, expected {number(want, 9)}"
     yield from (f"          {line}" for line in where(wrong))
+    if region.again:
+        named = dict.fromkeys(str(pair.theirs.place) for pair in region.again)
+        shown = joined([place for place in named if place][:_SHOWN])
+        count = len(region.again)
+        and_at = f"          and so at {count} more place{'s' if count > 1 else ''}"
+        yield f"{and_at}: {shown}" if shown else and_at
     for cause in region.causes:
         kind = "cause" if cause.confirmed else "hint "
         yield f"  {kind}   {cause.name}: {cause.sentence}"

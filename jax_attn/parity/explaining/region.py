@@ -1,6 +1,7 @@
 """A region in which a port goes wrong: the last right tensors, and the first wrong one."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,7 @@ class Region:
       equations: the wrong tensors, without mere reshapes and transposes, up to `first_wrong`.
       after: a later wrong tensor, which becomes right if `first_wrong` is replaced by the
         reference's.
+      again: further places at which the port has the same equation, and at which it is wrong alike.
       replaced: the wrong results of earlier regions, repaired in the run that found this one.
       causes: the causes that explain the error when they are run in the reference: the confirmed
         ones, or one that explains a part.
@@ -85,6 +87,18 @@ class Region:
     first_wrong: Wrong
     equations: tuple[Tap, ...]
     after: TapPair
+    again: tuple[TapPair, ...] = ()
     replaced: Replaced = field(default_factory=dict, repr=False)
     causes: tuple[Cause, ...] = ()
     repro: str = field(default="", repr=False)
+
+
+class Found(NamedTuple):
+    """A wrong place.
+
+    whole: the region that ends at the first wrong tensor that repairs what follows. parts: narrower
+    regions in which the error originates, which may be `whole` itself.
+    """
+
+    whole: Region
+    parts: tuple[Region, ...]

@@ -12,13 +12,17 @@ stays wrong, the error originates there; if it is right, one of its inputs broug
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jax_attn.parity.bugs.views import View
 from jax_attn.parity.explaining.align import Aligner, difference
-from jax_attn.parity.explaining.region import Region, Replaced, TapPair, Wrong
+from jax_attn.parity.explaining.allowance import Allowance
+from jax_attn.parity.explaining.copies import computes, copied
+from jax_attn.parity.explaining.region import Found, Region, Replaced, TapPair, Wrong
 from jax_attn.parity.explaining.replaced_run import ReplacedRun
 from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 from jax_attn.parity.explaining.taps.tap import Tap, ancestors
@@ -33,34 +37,44 @@ which the reference shows only its result has eight."""
 _MOST_TOGETHER = 16
 """The number of combinations that are tried for the inputs of one operation."""
 
-_MOVES = frozenset(
-    "broadcast_in_dim copy expand_dims reshape squeeze stop_gradient transpose".split()  # noqa: SIM905
-)
-"""Operations whose results hold the numbers of their operand."""
-
 _Same = tuple[int, int]
 """A tap of the port, and the tap of the reference that it is or should be."""
 
 
-def find_regions(
-    program: TappedProgram, aligner: Aligner, wanted: Collection[str]
-) -> Iterator[Region]:
-    """Yield every region that makes an output in `wanted` wrong, in order.
+class _Exit(NamedTuple):
+    """The first wrong tap whose replacement repairs what follows.
 
-    Each region is repaired before the next is searched for.
+    tap: the wrong tap. theirs: the reference's tap in its place, in this order of axes. after: a
+    pair that follows.
+    """
+
+    tap: int
+    theirs: int
+    view: View
+    after: _Same
+
+
+def find_regions(
+    program: TappedProgram, aligner: Aligner, wanted: Collection[str], allowance: Allowance
+) -> Iterator[Found]:
+    """Yield every place that makes an output in `wanted` wrong, in order.
+
+    Each region is repaired before the next is searched for, wherever its equation comes again.
     """
     replaced: Replaced = {}
     for _ in range(_MOST_REGIONS):
         view = ReplacedRun(program, aligner, wanted, replaced)
         if not view.wrong:
             return
-        search = _Search(program, aligner, view, wanted)
+        search = _Search(program, aligner, view, wanted, allowance)
         found = search.exit()
         if found is None:
             return
-        index, theirs, value, after = found
-        yield from search.births(index, theirs, after)
-        replaced[index] = value
+        repaired, again = search.repaired(found)
+        parts = search.births(found.tap, found.theirs, found.after)
+        whole = replace(search.region(found.tap, found.theirs, found.after), again=again)
+        yield Found(whole, tuple(replace(part, again=again) for part in parts))
+        replaced |= repaired
 
 
 def births(
@@ -69,6 +83,7 @@ def births(
     aligner: Aligner,
     wanted: Collection[str],
     index: Callable[[Tap], int],
+    allowance: Allowance,
 ) -> Iterator[Region]:
     """Yield narrower regions in which a region's error originates, among finer tensors.
 
@@ -76,26 +91,32 @@ def births(
     there.
     """
     view = ReplacedRun(program, aligner, wanted, region.replaced)
-    search = _Search(program, aligner, view, wanted)
+    search = _Search(program, aligner, view, wanted, allowance)
     wrong, after = region.first_wrong, region.after
     last = after.ours.index, index(after.theirs)
-    return search.births(wrong.ours.index, index(wrong.theirs), last)
+    found = search.births(wrong.ours.index, index(wrong.theirs), last)
+    return (replace(part, again=region.again) for part in found)
 
 
 class _Search:
     """Search for the first wrong region of one view."""
 
     def __init__(
-        self, program: TappedProgram, aligner: Aligner, view: ReplacedRun, wanted: Collection[str]
+        self,
+        program: TappedProgram,
+        aligner: Aligner,
+        view: ReplacedRun,
+        wanted: Collection[str],
+        allowance: Allowance,
     ):
+        self._allowance = allowance
         self._program, self._aligner, self._view, self._wanted = program, aligner, view, wanted
         self._wrong = set(view.wrong)
 
-    def exit(self) -> tuple[int, int, np.ndarray, _Same] | None:
+    def exit(self) -> _Exit | None:
         """Find the first wrong tap whose replacement by the reference's value repairs what follows.
 
-        Returns the tap, the reference's tap, that value, and a pair that follows; of several
-        values, the one that leaves the fewest wrong tensors.
+        Of several values, returns the one that leaves the fewest wrong tensors.
 
         Some values are used only if no better one follows. One is a value with axes of the same
         size exchanged, because exchanged scores would make a softmax over the queries right.
@@ -106,12 +127,13 @@ class _Search:
         for index in self._view.wrong:
             before = self._before(index)
             right = []
-            for n, (theirs, value, is_plain) in enumerate(self._candidates(index)):
+            for n, (theirs, value, view) in enumerate(self._candidates(index)):
                 if after := self._right_after(index, theirs, value):
                     run = self._run({index: value})
                     leaves_wrong = theirs in before and not run.changed.isdisjoint(run.wrong)
-                    waits = leaves_wrong or not is_plain
-                    right.append((len(run.wrong), n, waits, (index, theirs, value, after)))
+                    waits = leaves_wrong or not view.is_plain
+                    found = _Exit(index, theirs, view, after)
+                    right.append((len(run.wrong), n, waits, found))
             if right:
                 _, _, waits, found = min(right, key=lambda each: each[:2])
                 if not waits:
@@ -120,6 +142,35 @@ class _Search:
             if waiting and not (left := left - 1):
                 break
         return waiting
+
+    def repaired(self, found: _Exit) -> tuple[Replaced, tuple[TapPair, ...]]:
+        """Return the repair of a wrong tap, and of its equation elsewhere if it is wrong there too.
+
+        A layer or a step of a scan that comes again makes its error again. Also returns the other
+        places: those at which the equation is wrong from right tensors.
+        """
+        index, theirs, view, _ = found
+        one = {index: view.of(self._aligner.taps[theirs].numbers)}
+        pairs = self._alike(index, theirs)
+        every = one | {i: view.of(self._aligner.taps[j].numbers) for i, j in pairs}
+        if not pairs or len(self._run(every).wrong) >= len(self._run(one).wrong):
+            return one, ()
+        again = []
+        for i, j in pairs:
+            tap = self._run({k: value for k, value in every.items() if k != i}).taps[i]
+            if j not in self._aligner.partners(tap):
+                again.append(TapPair(tap, self._aligner.taps[j]))
+        return every, tuple(again)
+
+    def _alike(self, index: int, theirs: int) -> list[_Same]:
+        """Pair the other taps of two equations, in order; none if the counts do not fit."""
+        ours, like = self._program.base.of_equation(index), self._aligner.of_line(theirs)
+        each, rest = divmod(len(like), len(ours))
+        at, place = ours.index(index), like.index(theirs)
+        if rest or not each or place // each != at:
+            return []
+        pairs = zip(ours, like[place % each :: each], strict=True)
+        return [(i, j) for i, j in pairs if i > index]
 
     def births(self, index: int, theirs: int, after: _Same) -> Iterator[Region]:
         """Yield the regions in which the error of a wrong tap originates.
@@ -137,14 +188,14 @@ class _Search:
                     for i, (their_input, *_) in zip(inputs, chosen, strict=True):
                         yield from self.births(i, their_input, (index, theirs))
                     return
-        yield self._region(index, theirs, after)
+        yield self.region(index, theirs, after)
 
     def _source(self, index: int) -> int:
         """Return the first wrong tap of which a tap is a copy, with all its numbers and no more."""
         taps = self._view.taps
-        copied = _copied(taps, index)
-        if copied in self._wrong and taps[copied].value.size == taps[index].value.size:
-            return self._source(copied)
+        source = copied(taps, index)
+        if source in self._wrong and taps[source].value.size == taps[index].value.size:
+            return self._source(source)
         return index
 
     def _cuts(self, index: int) -> Iterator[tuple[int, ...]]:
@@ -158,7 +209,7 @@ class _Search:
 
     def _wrong_inputs(self, of: Iterable[int]) -> tuple[int, ...]:
         found: set[int] = set()
-        left = [parent for i in of for parent in self._view.taps[i].parents]
+        left = [parent for i in of for parent in self._view.graph[i].parents]
         seen: set[int] = set()
         while left:
             i = left.pop()
@@ -168,29 +219,31 @@ class _Search:
             if i in self._wrong:
                 found.add(i)
             elif not self._view.taps[i].tells:
-                left += self._view.taps[i].parents
+                left += self._view.graph[i].parents
         return tuple(sorted(found))
 
     def _candidates(
         self, index: int, among: Iterable[int] | None = None
-    ) -> Iterator[tuple[int, np.ndarray, bool]]:
+    ) -> Iterator[tuple[int, np.ndarray, View]]:
         """Yield the reference's taps that a wrong tap may be, in its shape, the nearest first.
 
-        Also yields whether axes of the same size keep their order. Of a tap and its copies, only
+        Also yields the order of axes. Of a tap and its copies, only
         the first is used. Right tensors from which the wrong tap is computed have a limit of their
         own, because they may be near, but are rarely what should be here.
         """
         numbers, read = self._view.taps[index].numbers, self._read(index)
         before, found = self._before(index), []
+        following = self._aligner.following(read)
         if among is None:
             every = range(len(self._aligner.taps))
             among = self._view.results(index) if index in self._view.outputs else every
         for i in among:
             tap = self._aligner.taps[i]
-            fits = tap.tells and not tap.is_leaf and tap.value.size == numbers.size
+            tells = tap.tells or (index in self._view.outputs and numbers.size == 1)  # a loss
+            fits = tells and not tap.is_leaf and tap.value.size == numbers.size
             if not fits:
                 continue
-            if read and not tap.is_step and not read & ancestors(self._aligner.taps, [i]):
+            if read and not tap.is_step and i not in following:
                 continue
             for n, order in enumerate(self._aligner.orders(i, numbers)):
                 found.append((difference(order.numbers, numbers), i, n, order))
@@ -199,11 +252,11 @@ class _Search:
         left = {False: _MOST_CANDIDATES, True: _MOST_BEFORE}
         for _, theirs, _, order in found:
             same = seen[order.numbers.tobytes()]
-            is_copy = same & ancestors(self._aligner.taps, [theirs])
+            is_copy = same and same & ancestors(self._aligner.taps, [theirs])
             if left[theirs in before] and not is_copy:
                 same.add(theirs)
                 left[theirs in before] -= 1
-                yield theirs, order.numbers, order.is_plain
+                yield theirs, order.numbers, order.view
 
     def _equations(self, index: int) -> set[int]:
         """Return a wrong tap and all wrong taps from which it is computed, back to right ones."""
@@ -213,12 +266,12 @@ class _Search:
             i = left.pop()
             if i not in found:
                 found.add(i)
-                left += [p for p in self._view.taps[i].parents if not self._known(p)]
+                left += [p for p in self._view.graph[i].parents if not self._known(p)]
         return {index} | found & self._wrong
 
     def _before(self, index: int) -> set[int]:
         """Return the reference's tensors from which a wrong tap is computed."""
-        return {i for p in ancestors(self._view.taps, [index]) for i in self._known(p)}
+        return {i for p in ancestors(self._view.graph, [index]) for i in self._known(p)}
 
     def _known(self, index: int) -> list[int]:
         return [] if index in self._wrong else self._view.same(index)
@@ -240,11 +293,11 @@ class _Search:
             return (index, theirs) if theirs in view.results(index) else None
         following = sorted((view.changed & self._wrong) - {index})[:_FOLLOWING]
         # If both read one tensor in common, the port may read a wrong tensor in place of another.
-        may_lack = set(view.taps[index].parents) if self._read_alike(index, theirs) else set()
+        may_lack = set(view.graph[index].parents) if self._read_alike(index, theirs) else set()
         for i in following:
             same = view.same(i)
             if theirs in same:
-                if not _computes(view.taps, i):
+                if not computes(view.taps, i):
                     continue  # it only copies the numbers, as the reference may, too
                 return None  # the value maps to itself, as a softmax does when it is normalized
             beside = self._beside(view, i)
@@ -262,15 +315,17 @@ class _Search:
 
     def _beside(self, view: ReplacedRun, index: int) -> set[int]:
         """Return the right, unchanged tensors from which a changed tap is computed."""
-        changed = ancestors(view.taps, [index]) & view.changed
-        read = {p for i in changed for p in view.taps[i].parents} - view.changed
+        changed = ancestors(view.graph, [index]) & view.changed
+        read = {p for i in changed for p in view.graph[i].parents} - view.changed
         return {p for p in read if view.same(p)}
 
     def _run(self, more: Replaced) -> ReplacedRun:
+        self._allowance.spend()
         replaced = {**self._view.replaced, **more}
         return ReplacedRun(self._program, self._aligner, self._wanted, replaced, self._view)
 
-    def _region(self, index: int, theirs: int, after: _Same) -> Region:
+    def region(self, index: int, theirs: int, after: _Same) -> Region:
+        """Return the region that ends at a wrong tap; after: a pair that follows from it."""
         taps = self._view.taps
         equations = self._equations(index)
         inputs = {p for i in equations for p in taps[i].parents} - self._wrong
@@ -285,17 +340,12 @@ class _Search:
         seen = self._aligner.orders(theirs, taps[index].numbers)
         nearest = min(seen, key=lambda order: difference(order.numbers, taps[index].numbers))
         wrong = Wrong(taps[index], self._aligner.taps[theirs], nearest.numbers, nearest.scale)
-        computed = [i for i in sorted(equations) if i == index or _computes(taps, i)]
+        computed = [i for i in sorted(equations) if i == index or computes(taps, i)]
         next_pair = TapPair(taps[after[0]], self._aligner.taps[after[1]])
         replaced = dict(self._view.replaced)
-        return Region(tuple(pairs), wrong, tuple(taps[i] for i in computed), next_pair, replaced)
-
-
-def _computes(taps: Sequence[Tap], index: int) -> bool:
-    """Return whether an operation computes new numbers; a conversion of integers does not."""
-    tap = taps[index]
-    is_of_integers = tap.op == "convert_element_type" and not tap.parents
-    return _copied(taps, index) is None and not is_of_integers
+        return Region(
+            tuple(pairs), wrong, tuple(taps[i] for i in computed), next_pair, replaced=replaced
+        )
 
 
 def _likeliest(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
@@ -311,12 +361,3 @@ def _at_rank(total: int, choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any
     for rank, chosen in enumerate(choices[0][: total + 1]):
         for others in _at_rank(total - rank, choices[1:]):
             yield chosen, *others
-
-
-def _copied(taps: Sequence[Tap], index: int) -> int | None:
-    """Return the tap whose numbers an operation copies or moves; None if it computes others."""
-    tap = taps[index]
-    for p in tap.parents:
-        if tap.op in _MOVES or np.array_equal(tap.value, taps[p].value, equal_nan=True):
-            return p
-    return None

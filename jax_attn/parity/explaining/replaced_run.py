@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from jax_attn.parity.explaining.align import Aligner
+from jax_attn.parity.explaining.taps.jax_replay import Replay
 from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 
 
@@ -13,6 +14,10 @@ class ReplacedRun:
     """One run of the port, with some tensors replaced, compared with the reference's tensors.
 
     before: a run with fewer replaced tensors; taps that the others do not change are known from it.
+
+    Attributes:
+      taps: the tensors of the run. graph: those of the run without replaced tensors, whose indices
+        and parents are the same.
     """
 
     def __init__(
@@ -23,7 +28,9 @@ class ReplacedRun:
         replaced: Mapping[int, np.ndarray],
         before: "ReplacedRun | None" = None,
     ):
-        self.taps = program.taps(replaced)
+        self.graph = program.base.taps
+        of_before: Replay | None = None if before is None else before.taps
+        self.taps: Replay = Replay(program.base, replaced, of_before)
         self.outputs = {i: name for name in wanted for i in program.outputs[name]}
         self.replaced = replaced
         self._aligner, self._before = aligner, before
@@ -33,7 +40,7 @@ class ReplacedRun:
     def changed(self) -> set[int]:
         """The taps that follow from tensors that are replaced here and not before."""
         changed = set(self.replaced) - set(self._before.replaced if self._before else ())
-        for tap in self.taps:
+        for tap in self.graph:
             if changed.intersection(tap.parents):
                 changed.add(tap.index)
         return changed
@@ -55,18 +62,23 @@ class ReplacedRun:
             index = left.pop()
             if index not in wrong and not self._is_right(index):
                 wrong.add(index)
-                left += self.taps[index].parents
+                left += self.graph[index].parents
         told = {
             i
             for i in wrong
-            if self.taps[i].tells or (self.taps[i].has_nan and self.taps[i].parents)
+            if self.taps[i].tells or (self.taps[i].has_nan and self.graph[i].parents)
         }
         return sorted(told | wrong.intersection(self.outputs))
 
     def _is_right(self, index: int) -> bool:
         """Return whether a tap is one of the reference's; an output must be that of its name."""
-        same = self.same(index)
-        return bool(self.results(index).intersection(same) if index in self.outputs else same)
+        if index not in self.outputs:
+            return bool(self.same(index))
+        same, results = self.same(index), self.results(index)
+        tap = self.taps[index]
+        if tap.value.size == 1:  # a loss, which is only compared with the output of its name
+            return any(self._aligner.is_near(i, tap.numbers) for i in results)
+        return bool(results.intersection(same))
 
     def results(self, index: int) -> set[int]:
         """Return the reference's taps that an output may be."""

@@ -14,6 +14,8 @@ from jax_attn.parity.bugs.views import views
 from jax_attn.parity.explaining.taps.tap import Tap
 
 _MOST_ORDERS = 4
+_WRITTEN_OUT = ("div", "mul")
+"""The last operations of an activation that a module writes out."""
 _WIRINGS = {"add": "residual (from another tensor)", "bmm": "packed order"}
 
 
@@ -29,7 +31,7 @@ def skips(call: OperatorCall, others: Sequence[tuple[str | None, Tap]]) -> Itera
             continue
         for other in _seen_as(tap, right):
             yield Bug(f"{step} (left out)", f"no {step}", _always(other))
-            if step == "activation":
+            if step == "activation" and call.name in _WRITTEN_OUT:
                 yield from _of_other_activations(other, call.name)
 
 

@@ -1,9 +1,10 @@
 """Record the tensors that a JAX function computes, equation by equation."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,26 @@ _WRITTEN = {"add_any": "add"}
 
 
 class Traced(NamedTuple):
-    """A value, and the taps from which it is computed; for a floating-point value, its own tap."""
+    """A value of a run.
+
+    taps: those from which it is computed; for a floating-point value, its own. slot: its number
+    among the values of the run.
+    """
 
     value: Any
     taps: tuple[int, ...]
+    slot: int
+
+
+class Step(NamedTuple):
+    """An operation that can be run again.
+
+    compute: maps its operands to a list of results. given, results: their slots.
+    """
+
+    compute: Callable[..., Sequence[Any]]
+    given: tuple[int, ...]
+    results: tuple[int, ...]
 
 
 class TappedProgram:
@@ -63,15 +80,16 @@ class TappedProgram:
         self._names = sorted(shapes)
         self.outputs: dict[str, tuple[int, ...]] = {}
 
-    def taps(self, replaced: Mapping[int, np.ndarray] | None = None) -> list[Tap]:
-        """Run the program; return every floating-point tensor.
+    @cached_property
+    def base(self) -> "JaxRun":
+        """The run in which nothing is replaced."""
+        return self.run({})
+
+    def run(self, replaced: Mapping[int, np.ndarray]) -> "JaxRun":
+        """Run the whole program.
 
         replaced: tap -> the value with which the run continues in its place.
         """
-        return self.run(replaced or {}).taps
-
-    def run(self, replaced: Mapping[int, np.ndarray]) -> "JaxRun":
-        """Run the program with some tensors replaced, as `taps` does; return the run."""
         run = JaxRun(replaced)
         consts = [run.leaf("input", "", a) for a in self._consts]
         given = [run.leaf(op, name, a) for op, name, a in self._args]
@@ -87,13 +105,30 @@ class JaxRun:
       taps: every floating-point tensor.
       arrays: the arrays of the taps.
       recording: every operation.
+      values: every value, by its slot.
+      steps: every operation, to run it again.
+      taps_in: slot -> the tap whose value it holds.
     """
 
     def __init__(self, replaced: Mapping[int, np.ndarray]):
         self.taps: list[Tap] = []
         self.arrays: list[jax.Array] = []
         self.recording = Recording(id)
+        self.values: list[Any] = []
+        self.steps: list[Step] = []
+        self.taps_in: dict[int, int] = {}
+        self._equations: dict[Hashable, list[int]] = defaultdict(list)
+        self._equation_of: dict[int, Hashable] = {}
         self._replaced = replaced
+
+    @cached_property
+    def slots(self) -> list[int]:
+        """The slot of each tap."""
+        return list(self.taps_in)
+
+    def of_equation(self, index: int) -> list[int]:
+        """Return the taps of the same place in the source as a tap, in any step or layer."""
+        return self._equations[self._equation_of[index]] if index in self._equation_of else [index]
 
     def leaf(self, op: str, name: str, value: Any) -> Traced:
         return self._traced(value, op, name, "", ())
@@ -104,7 +139,7 @@ class JaxRun:
         known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *given), strict=True))
 
         def read(atom: Any) -> Traced:
-            return Traced(atom.val, ()) if isinstance(atom, jex.Literal) else known[atom]
+            return self._known(atom.val) if isinstance(atom, jex.Literal) else known[atom]
 
         for equation in jaxpr.eqns:
             results = self._results(equation, list(map(read, equation.invars)), inside)
@@ -121,11 +156,17 @@ class JaxRun:
             branch = params["branches"][int(given[0].value)]
             return self._called(branch, given[1:], inside)
         bound = equation.primitive.get_bind_params(params)  # for a shard_map, they differ
-        values = equation.primitive.bind(*(x.value for x in given), **bound)
-        values = values if equation.primitive.multiple_results else [values]
+        compute = partial(_computed, equation.primitive, bound)
+        values = compute(*(x.value for x in given))
         made_of = tuple(dict.fromkeys(tap for x in given for tap in x.taps))
-        source = _line(equation)
+        source, first = _line(equation), len(self.taps)
         results = [self._traced(x, name, inside, source, made_of) for x in values]
+        where = _frames(equation)
+        for n, index in enumerate(range(first, len(self.taps))):
+            key = (name, self.taps[index].shape, where, n)
+            self._equations[key].append(index)
+            self._equation_of[index] = key
+        self._keep(compute, given, results)
         self._record(
             partial(_bound, name, params, [x.value for x in given]),
             results,
@@ -149,7 +190,7 @@ class JaxRun:
     def _called(self, program: Any, given: list[Traced], inside: str) -> list[Traced]:
         if not isinstance(program, jex.ClosedJaxpr):
             return self.equations(program, [], given, inside)
-        consts = [Traced(a, ()) for a in program.consts]
+        consts = [self._known(a) for a in program.consts]
         return self.equations(program.jaxpr, consts, given, inside)
 
     def _scanned(self, params: Mapping[str, Any], given: list[Traced], inside: str) -> list[Traced]:
@@ -174,12 +215,15 @@ class JaxRun:
             )
             made_of = tuple(dict.fromkeys(tap for x in rows for tap in x.taps))
             stacked.append(self._traced(value, "scan", inside, "", made_of))
+            if rows:
+                self._keep(lambda *rows: [jnp.stack(rows)], rows, stacked[-1:])
             self._record(partial(_stacked, [x.value for x in rows]), stacked[-1:])
         return [*carry, *stacked]
 
     def _taken(self, x: Traced, step: int) -> Traced:
         """Return the part that one step of a scan reads."""
-        taken = Traced(x.value[step], x.taps)
+        taken = Traced(x.value[step], x.taps, self._slot(x.value[step]))
+        self._keep(lambda whole: [whole[step]], [x], [taken])
         self._record(lambda name: f"{name(x.value)}[{step}]", [taken])
         return taken
 
@@ -187,14 +231,39 @@ class JaxRun:
         self, value: Any, op: str, module: str, source: str, made_of: tuple[int, ...]
     ) -> Traced:
         if not jnp.issubdtype(jnp.result_type(value), jnp.floating) or not math.prod(value.shape):
-            return Traced(value, made_of)
+            return Traced(value, made_of, self._slot(value))
         index = len(self.taps)
         if index in self._replaced:
             value = jnp.asarray(self._replaced[index], value.dtype)
-        wide = np.asarray(value).astype(np.float64)
-        self.taps.append(Tap(index, op, Place(module, source), wide, made_of))
+        self.taps.append(Tap(index, op, Place(module, source), wide(value), made_of))
         self.arrays.append(value)
-        return Traced(value, (index,))
+        slot = self._slot(value)
+        self.taps_in[slot] = index
+        return Traced(value, (index,), slot)
+
+    def _known(self, value: Any) -> Traced:
+        """Return a value that no operation computes, and that is no leaf."""
+        return Traced(value, (), self._slot(value))
+
+    def _slot(self, value: Any) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _keep(
+        self, compute: Callable[..., Any], given: Sequence[Traced], results: Sequence[Traced]
+    ) -> None:
+        slots = (tuple(x.slot for x in each) for each in (given, results))
+        self.steps.append(Step(compute, *slots))
+
+
+def wide(value: Any) -> np.ndarray:
+    """Return an array of JAX in float64."""
+    return np.asarray(value).astype(np.float64)
+
+
+def _computed(primitive: jex.Primitive, params: Mapping[str, Any], *given: Any) -> Sequence[Any]:
+    results = primitive.bind(*given, **params)
+    return results if primitive.multiple_results else [results]
 
 
 def _bound(op: str, params: Mapping[str, Any], given: Sequence[Any], name: Name) -> str:
@@ -217,6 +286,15 @@ def _leaf(x: Any) -> str | None:
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return f"lax.{x}"
     return f"np.dtype({x.name!r})" if isinstance(x, np.dtype) else None
+
+
+def _frames(equation: jex.JaxprEqn) -> Hashable:
+    """Return the instructions that lead to an equation, which differ for two calls on one line."""
+    traceback = equation.source_info.traceback
+    if traceback is None:
+        return None
+    codes, instructions = traceback.raw_frames()
+    return tuple(zip(map(id, codes), instructions, strict=True))
 
 
 def _line(equation: jex.JaxprEqn) -> str:

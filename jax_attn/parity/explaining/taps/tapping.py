@@ -67,8 +67,11 @@ class Tapping:
                 if func.is_view:
                     self._views[seen(x)] = index
                 else:
-                    self._nodes[x.untyped_storage().data_ptr()] = index
+                    storage = x.untyped_storage()
+                    self._nodes[storage.data_ptr()] = index
                     self._views.pop(seen(x), None)
+                    if x.numel() * x.element_size() < storage.nbytes():
+                        self._views[seen(x)] = index  # another part may be written to next
         return result
 
     def steps_of(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> range:

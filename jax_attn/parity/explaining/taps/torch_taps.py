@@ -1,6 +1,7 @@
 """Record the tensors that a torch module computes in float64, and how far rounding moves each."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -13,14 +14,16 @@ from jax_attn.parity.explaining.taps.places import Places
 from jax_attn.parity.explaining.taps.recording import Name, Operation, Recording, written
 from jax_attn.parity.explaining.taps.steps import Stepped
 from jax_attn.parity.explaining.taps.tap import Tap
+from jax_attn.parity.explaining.taps.tape import Played, Tape
 from jax_attn.parity.explaining.taps.tapping import seen
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run
-from jax_attn.parity.run.modes.constants import Kwargs
+from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
 from jax_attn.parity.run.modes.float64_mode import Unperturbed
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.reference import Reference
 
+_COPYING = {"aten._to_copy", "aten.clone"}
 _RUNS = 4
 """The number of perturbed runs from which the spread of each tensor is estimated."""
 
@@ -30,7 +33,7 @@ class TorchTaps:
     """The taps of a run.
 
     spreads: how far rounding moves each number (RMS). tensors: the tensors of the taps. run: the
-    outputs and gradients. recording: every operation.
+    outputs and gradients. recording: every operation. tape: the same operations, to be run again.
     """
 
     taps: list[Tap]
@@ -38,6 +41,7 @@ class TorchTaps:
     tensors: list[torch.Tensor]
     run: Run
     recording: Recording
+    tape: Tape
 
     @cached_property
     def results(self) -> list[int]:
@@ -58,7 +62,8 @@ class TorchTaps:
         ]
         spreads = [self.spreads[i] for i in self.results]
         tensors = [self.tensors[i] for i in self.results]
-        return TorchTaps(taps, spreads, tensors, self.run, self.recording)
+        tape = self.tape.renumbered(number)
+        return TorchTaps(taps, spreads, tensors, self.run, self.recording, tape)
 
     @cached_property
     def with_halves(self) -> "TorchTaps":
@@ -80,9 +85,10 @@ class TorchTaps:
 class _Exact(Stepped, Unperturbed):
     """A float64 run, tapped and recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         self.recording = Recording(seen)
+        self.tape = Tape(parameters=parameters)
 
     def run_on(self, module: torch.nn.Module) -> None:
         if self._places is not None:
@@ -91,14 +97,41 @@ class _Exact(Stepped, Unperturbed):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
     ) -> Any:
+        if self.inside:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        given = (args, kwargs or {})
+        for x in tensors_of(given):
+            self.node(x)  # leaves come first
+        leaves, first = tuple(map(self._parameter, args)), len(self.taps)
+        origins = tuple(map(self._origin, args))
+        writes = self.tape.about_to(func, *given)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         results = result if isinstance(result, tuple | list) else [result]
         tensors = [x if isinstance(x, torch.Tensor) else None for x in results]
         decides = not any(x is not None and x.is_floating_point() for x in tensors)
         call = partial(_called, func, args, dict(kwargs or {}))
         operation = Operation(call, decides, str(self.here()))
-        self.recording.add(operation, tensors, is_one=result is not results)
+        is_one = result is not results
+        self.recording.add(operation, tensors, is_one=is_one)
+        is_backward = torch._C._current_graph_task_id() != -1
+        played = Played(func, *given, tuple(tensors), is_one, leaves, origins, is_backward, writes)
+        made = (tap.index for tap in self.taps[first:] if not tap.is_step)
+        self.tape.add(played, {index: self.tensors[index] for index in made})
         return result
+
+    def _origin(self, x: Any) -> str:
+        """Return the module that computes an argument, or ""."""
+        index = self.known(x) if isinstance(x, torch.Tensor) else None
+        tap = None if index is None else self.taps[index]
+        return "" if tap is None or tap.is_leaf else tap.place.module
+
+    def _parameter(self, x: Any) -> str:
+        """Return the name of the parameter that an argument is, or is a copy of; else ""."""
+        index = self.known(x) if isinstance(x, torch.Tensor) else None
+        tap = None if index is None else self.taps[index]
+        while tap is not None and tap.op in _COPYING and tap.parents:
+            tap = self.taps[tap.parents[0]]
+        return tap.place.module if tap and tap.op == "parameter" else ""
 
 
 def _called(func: OpOverload, args: tuple, kwargs: Kwargs, name: Name) -> str:
@@ -130,11 +163,13 @@ def torch_taps(
 
     Raises ValueError if the tensors do not fit, or if perturbed runs use other operations.
     """
-    names = {name: p.detach().double().numpy() for name, p in reference.module.named_parameters()}
-    exact = _Exact()
+    parameters = {name: p.detach().double() for name, p in reference.module.named_parameters()}
+    names = {name: p.numpy() for name, p in parameters.items()}
+    exact = _Exact(parameters)
     with Places() as places:
         exact.tap(names, places, math.inf if free is None else free / 2)
         run = reference.under(exact, cotangents)
+    exact.tape.dtype = exact.dtype
     precision = PRECISIONS[dtype]
     squares = [np.zeros(tap.shape) for tap in exact.taps]
     for seed in range(1, _RUNS + 1):
@@ -150,4 +185,4 @@ def torch_taps(
             for of_tap, tap, center in zip(squares, moved.taps, exact.taps, strict=True):
                 of_tap += np.square(tap.value - center.value)
     spreads = [np.sqrt(a / _RUNS) for a in squares]
-    return TorchTaps(exact.taps, spreads, exact.tensors, run, exact.recording)
+    return TorchTaps(exact.taps, spreads, exact.tensors, run, exact.recording, exact.tape)

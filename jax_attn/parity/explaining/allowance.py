@@ -1,0 +1,24 @@
+"""A bound on the work of an explanation, which is known beforehand; no clock decides."""
+
+from collections.abc import Callable
+
+MOST_RUNS = 4000
+"""The number of runs of the port, each with some tensors replaced, for one explanation."""
+
+
+class SpentError(Exception):
+    """The work that is allowed is done."""
+
+
+class Allowance:
+    """A bound on the number of runs. show: called with the number of runs so far."""
+
+    def __init__(self, most: int = MOST_RUNS, show: Callable[[int], None] = lambda done: None):
+        self._most, self._show, self.done = most, show, 0
+
+    def spend(self) -> None:
+        """Count one more run. Raises SpentError if no more are allowed."""
+        if self.done >= self._most:
+            raise SpentError
+        self.done += 1
+        self._show(self.done)

@@ -69,9 +69,10 @@ class TrainingExplanation(Explanation):
             return f"The check is {self.verdict}, and no tensor of the training is wrong."
         return f"{_RIGHT_BEFORE[_stage(first)]} {first.transform}: {first.name}."
 
-    def __rich__(self) -> Group:
+    @property
+    def _finding(self) -> Group:
         others = [Text(f"  cause   {cause}") for cause in self.causes]
-        return Group(super().__rich__(), *others)
+        return Group(super()._finding, *others)
 
     def to_json(self) -> dict:
         """Return plain data for JSON, as `Explanation` does, with the causes of wrong updates."""

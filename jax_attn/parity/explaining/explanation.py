@@ -104,10 +104,18 @@ class Explanation:
         return plain(self)
 
     def __rich__(self) -> Group:
+        reasons = () if self.regions else self.result.reasons
+        return Group(self._finding, *(Text(f"- {reason}") for reason in reasons))
+
+    @property
+    def text(self) -> str:
+        """The finding as text, for a report that gives the reasons of the check itself."""
+        return plain(self._finding)
+
+    @property
+    def _finding(self) -> Group:
         heading = Text.assemble((str(self.verdict), STYLES[self.verdict]), f"  {self.sentence}")
         lines = [Text(line) for region in self.regions for line in _lines(region)]
-        if not self.regions:
-            lines = [Text(f"- {reason}") for reason in self.result.reasons]
         if self.stopped:
             lines.append(
                 Text(f"\n  The search was {self._ended}; there may be more places, and causes.")

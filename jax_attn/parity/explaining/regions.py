@@ -11,16 +11,17 @@ stays wrong, the error originates there; if it is right, one of its inputs broug
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jax_attn.parity.bugs.views import View
 from jax_attn.parity.explaining.align import Aligner, difference
 from jax_attn.parity.explaining.allowance import Allowance
+from jax_attn.parity.explaining.combinations import likeliest
 from jax_attn.parity.explaining.copies import computes, copied
 from jax_attn.parity.explaining.region import Found, Region, Replaced, TapPair, Wrong
 from jax_attn.parity.explaining.replaced_run import ReplacedRun
@@ -181,7 +182,7 @@ class _Search:
         within = ancestors(self._aligner.taps, [theirs])
         for inputs in self._cuts(index):
             choices = [list(self._candidates(i, within - {theirs})) for i in inputs]
-            for chosen in islice(_likeliest(choices), _MOST_TOGETHER):
+            for chosen in islice(likeliest(choices), _MOST_TOGETHER):
                 given = dict(zip(inputs, (value for _, value, _ in chosen), strict=True))
                 view = self._run(given)
                 if theirs in view.same(index):
@@ -227,9 +228,9 @@ class _Search:
     ) -> Iterator[tuple[int, np.ndarray, View]]:
         """Yield the reference's taps that a wrong tap may be, in its shape, the nearest first.
 
-        Also yields the order of axes. Of a tap and its copies, only
-        the first is used. Right tensors from which the wrong tap is computed have a limit of their
-        own, because they may be near, but are rarely what should be here.
+        Also yields the order of axes. Of a tap and its copies, only the first is used. Right
+        tensors from which the wrong tap is computed have a limit of their own, because they may be
+        near, but are rarely what should be here.
         """
         numbers, read = self._view.taps[index].numbers, self._read(index)
         before, found = self._before(index), []
@@ -346,18 +347,3 @@ class _Search:
         return Region(
             tuple(pairs), wrong, tuple(taps[i] for i in computed), next_pair, replaced=replaced
         )
-
-
-def _likeliest(choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield combinations of one item of each list, by the sum of the positions in their lists."""
-    for total in range(sum(len(each) - 1 for each in choices) + 1):
-        yield from _at_rank(total, choices)
-
-
-def _at_rank(total: int, choices: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    if not choices:
-        yield from [()] if total == 0 else []
-        return
-    for rank, chosen in enumerate(choices[0][: total + 1]):
-        for others in _at_rank(total - rank, choices[1:]):
-            yield chosen, *others

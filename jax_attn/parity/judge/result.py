@@ -166,7 +166,7 @@ class Result:
         if self.verdict is Verdict.PASS or self.explainer is None:
             return replace(self, explainer=None)
         found = self.explain()
-        data = {**found.to_json(), "text": plain(found)}
+        data = {**found.to_json(), "text": found.text}
         return replace(self, explainer=None, explanation=data)
 
     def raise_for_status(self, *, all_tensors: bool = False) -> "Result":

@@ -97,8 +97,13 @@ class Result:
 
     @property
     def reasons(self) -> tuple[Finding, ...]:
-        """Every reason why the verdict is not PASS."""
-        return (*self.failures, *self.doubts, *_reasons(self.tensors))
+        """Every reason why the verdict is not PASS, those for FAIL first."""
+        return self._reasons_of(self.tensors)
+
+    def _reasons_of(self, tensors: Sequence[TensorReport]) -> tuple[Finding, ...]:
+        failed = [t for t in tensors if t.verdict is Verdict.FAIL]
+        weak = [t for t in tensors if t.verdict is not Verdict.FAIL]
+        return (*self.failures, *_reasons(failed), *self.doubts, *_reasons(weak))
 
     @property
     def findings(self) -> tuple[WeightedFinding, ...]:
@@ -200,8 +205,7 @@ class Result:
         shown, left_out = list(self.tensors), []
         if len(shown) > SHOWN and not all_tensors:
             shown, left_out = (ranked := worst_first(shown))[:SHOWN], ranked[SHOWN:]
-        why = (*self.failures, *self.doubts, *_reasons(shown))
-        lines = [Text(f"- {reason}") for reason in why]
+        lines = [Text(f"- {reason}") for reason in self._reasons_of(shown)]
         worst = self.worst
         if worst is not None and worst.verdict is Verdict.FAIL and not math.isnan(worst.fraction):
             lines.append(Text(worst_element(worst)))

@@ -53,14 +53,14 @@ def command(
     from jax_attn.selfcheck.calibration import report as calibrated
     from jax_attn.selfcheck.calibration.configurations import Configuration
     from jax_attn.selfcheck.calibration.configurations import configurations as draw
-    from jax_attn.selfcheck.calibration.report import Trial
+    from jax_attn.selfcheck.calibration.report import PortTrial
 
     expect_known("--dtype", dtypes, DTYPES)
     drawn = draw(configurations, seed, dtypes, pattern)
     if not drawn:
         raise click.UsageError(NONE_LEFT)
 
-    def judged(chosen: list[Configuration]) -> list[Trial]:
+    def judged(chosen: list[Configuration]) -> list[PortTrial]:
         return list(worked_off(process_pool.calibration_tasks(chosen)))
 
     trials = sorted(judged(drawn), key=lambda trial: trial.number)

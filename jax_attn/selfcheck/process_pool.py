@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jax_attn.parity.judge.result import NotRun, Result
 from jax_attn.selfcheck.calibration.configurations import Configuration
-from jax_attn.selfcheck.calibration.report import Trial
+from jax_attn.selfcheck.calibration.report import PortTrial
 from jax_attn.selfcheck.matrix.cases import Case
 from jax_attn.selfcheck.matrix.rows import COMPILED_KERNELS, seconds
 from jax_attn.selfcheck.power.kill_report import Kill
@@ -98,7 +98,7 @@ def kill_block(cases: Sequence[Case]) -> list[Kill]:
     return kills
 
 
-def calibrate_block(configurations: Sequence[Configuration]) -> list[Trial]:
+def calibrate_block(configurations: Sequence[Configuration]) -> list[PortTrial]:
     """Judge correct configurations of one program."""
     import jax
 

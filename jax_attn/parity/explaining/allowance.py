@@ -11,14 +11,19 @@ class SpentError(Exception):
 
 
 class Allowance:
-    """A bound on the number of runs. show: called with the number of runs so far."""
+    """A bound on the number of runs.
 
-    def __init__(self, most: int = MOST_RUNS, show: Callable[[int], None] = lambda done: None):
-        self._most, self._show, self.done = most, show, 0
+    show: called with the number of runs so far. is_spent: whether more were wanted than allowed.
+    """
+
+    def __init__(self, most: int = MOST_RUNS):
+        self._most, self.done, self.is_spent = most, 0, False
+        self.show: Callable[[int], None] = lambda done: None
 
     def spend(self) -> None:
         """Count one more run. Raises SpentError if no more are allowed."""
         if self.done >= self._most:
+            self.is_spent = True
             raise SpentError
         self.done += 1
-        self._show(self.done)
+        self.show(self.done)

@@ -30,6 +30,7 @@ from jax_attn.parity.explaining.wirings import skips, wirings
 
 MOST_TRIALS = 2000
 """The number of causes that are tried for one region."""
+_OF_TORCHS_CELLS, _OF_GATES = "aten.unsafe_split", ("aten.sigmoid", "aten.tanh")
 _CELL = 6
 """The number of operations between the gates' split and any tensor of a recurrent cell."""
 _MOST_SITES = 48
@@ -215,7 +216,15 @@ class _Trials:
                 if taps[i].op in gates and self._tape.computes(i):
                     found.setdefault(self._tape.operator(i)[0], i)
             level = {p for i in level if taps[i].op not in gates for p in taps[i].parents}
-        return list(found.values())
+        return [i for of, i in found.items() if self._is_cell(of, taps[i].op)]
+
+    def _is_cell(self, operator: int, op: str) -> bool:
+        """Return whether an operator splits a cell's gates: it is torch's, or they are bounded."""
+        taps, tape = self._aligner.taps, self._tape
+        parts = {t.index for t in taps if tape.computes(t.index)}
+        parts = {i for i in parts if tape.operator(i)[0] == operator}
+        readers = {tap.op for tap in taps if not parts.isdisjoint(tap.parents)}
+        return op == _OF_TORCHS_CELLS or not readers.isdisjoint(_OF_GATES)
 
     def _swaps(self) -> Iterator[_Trial]:
         """Exchange each pair of tensors that the port reads."""

@@ -4,6 +4,7 @@ Every floating-point tensor that the reference computes in float64 is compared w
 the port computes, equation by equation. Tensors are paired by their numbers, not by names.
 """
 
+import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import chain, count
@@ -22,6 +23,7 @@ from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.regions import births, find_regions
 from jax_attn.parity.explaining.repro import repro
 from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
+from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.explaining.taps.torch_taps import torch_taps
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.result import Result
@@ -43,7 +45,7 @@ def explain_result(
     if result.verdict is Verdict.PASS or differs_on_the_mesh(result):
         return Explanation(result, ())
     wanted = _wrong_outputs(result, reference) or _wrong_gradients(result, port, layout)
-    found = _search(reference, port, wanted, result.dtype) if wanted else _Search(())
+    found = _search(reference, port, wanted, result.dtype) if wanted else _Ended(())
     reference.expect_unwritten()
     return Explanation(result, found.regions, stopped=found.stopped)
 
@@ -92,34 +94,37 @@ def regions_of(
     return _search(reference, port, wanted, dtype).regions
 
 
-class _Search(NamedTuple):
+class _Ended(NamedTuple):
     """The regions that a search has found. stopped: why it ended early, or ""."""
 
     regions: tuple[Region, ...]
     stopped: str = ""
 
 
-def _search(reference: Reference, port: Port, wanted: Collection[str], dtype: str) -> _Search:
+def _search(reference: Reference, port: Port, wanted: Collection[str], dtype: str) -> _Ended:
     """Search for regions; an interruption, or the end of the work allowed, leaves those found."""
     places: dict[int, list[Region]] = {}
-    stopped = ""
+    allowance, stopped = Allowance(), ""
     try:
-        for place, regions in _places(reference, port, wanted, dtype):
+        for place, regions in _places(reference, port, wanted, dtype, allowance):
             places[place] = regions
     except KeyboardInterrupt:
         stopped = "interrupted"
-    except SpentError:
-        stopped = f"after {MOST_RUNS:,} runs of the port"
+    if allowance.is_spent:
+        stopped = stopped or f"after {MOST_RUNS:,} runs of the port"
     told: dict[Any, Region] = {}
     for region in chain.from_iterable(places.values()):
         told.setdefault(_told(region), region)
-    return _Search(tuple(told.values()), stopped)
+    return _Ended(tuple(told.values()), stopped)
 
 
 def _places(
-    reference: Reference, port: Port, wanted: Collection[str], dtype: str
+    reference: Reference, port: Port, wanted: Collection[str], dtype: str, allowance: Allowance
 ) -> Iterator[tuple[int, list[Region]]]:
-    """Yield each wrong place and its regions: when it is found, and again with their causes."""
+    """Yield each wrong place and its regions: when it is found, and again with their causes.
+
+    If the allowance is spent, the causes of what was found by then are tried all the same.
+    """
     outputs = _floating(reference, dtype)
     rng = np.random.default_rng(0)
     has_gradients = not all(name.startswith("output ") for name in wanted)
@@ -145,23 +150,28 @@ def _places(
         results, of_run = taps.without_steps, taps.run.kinds["output"]
         aligner = Aligner(results.taps, results.spreads, of_run)
         finer = Aligner(taps.with_halves.taps, taps.with_halves.spreads, of_run)
-        allowance = Allowance(show=show)
+        allowance.show = show
 
-        def narrower(region: Region) -> Iterator[Region]:
-            return births(
-                region, program, finer, wanted, lambda tap: taps.results[tap.index], allowance
-            )
+        def narrower(region: Region) -> list[Region]:
+            def index(tap: Tap) -> int:
+                return taps.results[tap.index]
 
-        for found in find_regions(program, aligner, wanted, allowance):
-            before = found.whole.replaced
-            run = program.run(before) if before else program.base
-            whole, *parts = (
-                replace(region, repro=repro(region, run, results))
-                for region in (found.whole, *found.parts)
-            )
-            yield len(places), parts
-            places.append((whole, parts))
-        finest = [[list(narrower(part)) for part in parts] for _, parts in places]
+            try:
+                return list(births(region, program, finer, wanted, index, allowance))
+            except SpentError:
+                return [region]
+
+        with contextlib.suppress(SpentError):
+            for found in find_regions(program, aligner, wanted, allowance):
+                before = found.whole.replaced
+                run = program.run(before) if before else program.base
+                whole, *parts = (
+                    replace(region, repro=repro(region, run, results))
+                    for region in (found.whole, *found.parts)
+                )
+                yield len(places), parts
+                places.append((whole, parts))
+        finest = [[narrower(part) for part in parts] for _, parts in places]
     with counting("causes", MOST_TRIALS * sum(1 + len(parts) for _, parts in places)) as show:
         done = count(1)
 
@@ -173,12 +183,12 @@ def _places(
             is_split = len(parts) > 1 or not any(cause.confirmed for cause in causes[0])
             together = [cause for cause in causes_of(whole) if cause.confirmed] if is_split else []
             if together:
-                yield n, [replace(whole, causes=tuple(together))]
+                yield n, [replace(whole, causes=tuple(together), tried=True)]
                 continue
             yield (
                 n,
                 [
-                    replace(part, causes=of_part, repro=of.repro)
+                    replace(part, causes=of_part, tried=True, repro=of.repro)
                     for of, each, of_part in zip(parts, finest[n], causes, strict=True)
                     for part in each
                 ],

@@ -197,7 +197,8 @@ def _lines(region: Region) -> Iterator[str]:
         kind = "cause" if cause.confirmed else "hint "
         yield f"  {kind}   {cause.name}: {cause.sentence}"
     if not region.causes:
-        yield "  cause   no known cause: nothing that was tried in the reference explains it"
+        none = "no known cause: nothing that was tried in the reference explains it"
+        yield f"  cause   {none if region.tried else 'not looked for'}"
 
 
 def _tap(tap: Tap) -> dict[str, Any]:

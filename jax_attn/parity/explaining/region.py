@@ -79,6 +79,7 @@ class Region:
       replaced: the wrong results of earlier regions, repaired in the run that found this one.
       causes: the causes that explain the error when they are run in the reference: the confirmed
         ones, or one that explains a part.
+      tried: whether causes were looked for, before the search ended.
       repro: a self-contained script that computes on both sides `first_wrong`, or the result of the
         fused operation of which it is a step; "" if there is none.
     """
@@ -90,6 +91,7 @@ class Region:
     again: tuple[TapPair, ...] = ()
     replaced: Replaced = field(default_factory=dict, repr=False)
     causes: tuple[Cause, ...] = ()
+    tried: bool = False
     repro: str = field(default="", repr=False)
 
 

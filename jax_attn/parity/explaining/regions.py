@@ -20,7 +20,7 @@ import numpy as np
 
 from jax_attn.parity.bugs.views import View
 from jax_attn.parity.explaining.align import Aligner, difference
-from jax_attn.parity.explaining.allowance import Allowance
+from jax_attn.parity.explaining.allowance import Allowance, SpentError
 from jax_attn.parity.explaining.combinations import likeliest
 from jax_attn.parity.explaining.copies import computes, copied
 from jax_attn.parity.explaining.region import Found, Region, Replaced, TapPair, Wrong
@@ -61,6 +61,7 @@ def find_regions(
     """Yield every place that makes an output in `wanted` wrong, in order.
 
     Each region is repaired before the next is searched for, wherever its equation comes again.
+    Raises SpentError if the allowance is spent, after the last place, as wide as it is known.
     """
     replaced: Replaced = {}
     for _ in range(_MOST_REGIONS):
@@ -68,13 +69,17 @@ def find_regions(
         if not view.wrong:
             return
         search = _Search(program, aligner, view, wanted, allowance)
-        found = search.exit()
-        if found is None:
+        if (found := search.exit()) is None:
             return
-        repaired, again = search.repaired(found)
-        parts = search.births(found.tap, found.theirs, found.after)
-        whole = replace(search.region(found.tap, found.theirs, found.after), again=again)
-        yield Found(whole, tuple(replace(part, again=again) for part in parts))
+        whole = search.region(found.tap, found.theirs, found.after)
+        try:
+            repaired, again = search.repaired(found)
+            narrower = tuple(search.births(found.tap, found.theirs, found.after))
+        except SpentError:
+            yield Found(whole, (whole,))
+            raise
+        whole, *parts = (replace(each, again=again) for each in (whole, *narrower))
+        yield Found(whole, tuple(parts))
         replaced |= repaired
 
 
@@ -88,8 +93,7 @@ def births(
 ) -> Iterator[Region]:
     """Yield narrower regions in which a region's error originates, among finer tensors.
 
-    aligner: aligner of the reference's finer tensors. index: maps a tap of the region to its index
-    there.
+    aligner: of the reference's finer tensors. index: maps a tap of the region to its index there.
     """
     view = ReplacedRun(program, aligner, wanted, region.replaced)
     search = _Search(program, aligner, view, wanted, allowance)
@@ -117,12 +121,11 @@ class _Search:
     def exit(self) -> _Exit | None:
         """Find the first wrong tap whose replacement by the reference's value repairs what follows.
 
-        Of several values, returns the one that leaves the fewest wrong tensors.
-
-        Some values are used only if no better one follows. One is a value with axes of the same
-        size exchanged, because exchanged scores would make a softmax over the queries right.
-        Another is a tensor from which the wrong tap is computed, if wrong tensors remain after it,
-        because the terms of a square would make a mean right.
+        Of several values, returns the one that leaves the fewest wrong tensors. Some values are
+        used only if no better one follows. One is a value with axes of the same size exchanged,
+        because exchanged scores would make a softmax over the queries right. Another is a tensor
+        from which the wrong tap is computed, if wrong tensors remain after it, because the terms of
+        a square would make a mean right.
         """
         waiting, left = None, _FOLLOWING
         for index in self._view.wrong:
@@ -147,8 +150,7 @@ class _Search:
     def repaired(self, found: _Exit) -> tuple[Replaced, tuple[TapPair, ...]]:
         """Return the repair of a wrong tap, and of its equation elsewhere if it is wrong there too.
 
-        A layer or a step of a scan that comes again makes its error again. Also returns the other
-        places: those at which the equation is wrong from right tensors.
+        A layer or a step of a scan that comes again errs again. Also returns those other places.
         """
         index, theirs, view, _ = found
         one = {index: view.of(self._aligner.taps[theirs].numbers)}
@@ -228,9 +230,8 @@ class _Search:
     ) -> Iterator[tuple[int, np.ndarray, View]]:
         """Yield the reference's taps that a wrong tap may be, in its shape, the nearest first.
 
-        Also yields the order of axes. Of a tap and its copies, only the first is used. Right
-        tensors from which the wrong tap is computed have a limit of their own, because they may be
-        near, but are rarely what should be here.
+        Also yields the order of axes. Only the first of a tap and its copies is used. Right tensors
+        from which the wrong tap is computed have a limit: they are rarely what should be here.
         """
         numbers, read = self._view.taps[index].numbers, self._read(index)
         before, found = self._before(index), []

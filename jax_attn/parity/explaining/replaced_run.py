@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from jax_attn.parity.explaining.align import Aligner
-from jax_attn.parity.explaining.taps.jax_replay import Replay
+from jax_attn.parity.explaining.taps.jax_replay import JaxReplay
 from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 
 
@@ -29,8 +29,8 @@ class ReplacedRun:
         before: "ReplacedRun | None" = None,
     ):
         self.graph = program.base.taps
-        of_before: Replay | None = None if before is None else before.taps
-        self.taps: Replay = Replay(program.base, replaced, of_before)
+        of_before: JaxReplay | None = None if before is None else before.taps
+        self.taps: JaxReplay = JaxReplay(program.base, replaced, of_before)
         self.outputs = {i: name for name in wanted for i in program.outputs[name]}
         self.replaced = replaced
         self._aligner, self._before = aligner, before

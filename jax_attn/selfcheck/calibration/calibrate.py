@@ -29,7 +29,7 @@ from jax_attn.parity.run.transforms import forward_and_gradients
 from jax_attn.selfcheck.calibration.blocks import BLOCKS
 from jax_attn.selfcheck.calibration.configurations import Configuration, PortProgram
 from jax_attn.selfcheck.calibration.draw import Drawn, draw
-from jax_attn.selfcheck.calibration.report import Trial
+from jax_attn.selfcheck.calibration.report import PortTrial
 from jax_attn.selfcheck.matrix import calls
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS, Design
 from jax_attn.selfcheck.matrix.kernels import tiled
@@ -113,7 +113,7 @@ def step_of(program: PortProgram, port: Port) -> Step:
 # --- one configuration ----------------------------------------------------------------------------
 
 
-def judged(configurations: Sequence[Configuration]) -> list[Trial]:
+def judged(configurations: Sequence[Configuration]) -> list[PortTrial]:
     """Judge each configuration; all of them belong to one program."""
     program = configurations[0].program
     pair, step, trials = pair_of(program), None, []
@@ -138,7 +138,7 @@ def judged(configurations: Sequence[Configuration]) -> list[Trial]:
             )
             result = prepared.judged_again(judged_by(prepared), judged_by)
             trials.append(
-                Trial.of(
+                PortTrial.of(
                     configuration,
                     drawn.traits,
                     result,

@@ -26,7 +26,7 @@ DOUBTED = 0.1
 
 
 @dataclass(frozen=True)
-class Trial:
+class PortTrial:
     """The trial of one correct configuration.
 
     gates: by gate, the largest fraction of its budget that any tensor uses. doubts: the reasons of
@@ -51,7 +51,7 @@ class Trial:
     @classmethod
     def of(
         cls, configuration: Configuration, traits: dict[str, str], result: Result, **others: Any
-    ) -> "Trial":
+    ) -> "PortTrial":
         parts = [part for tensor in result.tensors for part in fractions(tensor).items()]
         verdict, tensors = result.verdict, result.tensors
         return cls(
@@ -92,9 +92,9 @@ def fractions(tensor: TensorReport) -> dict[str, float]:
 # --- figures --------------------------------------------------------------------------------------
 
 
-def groups(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+def groups(trials: Sequence[PortTrial]) -> dict[str, list[PortTrial]]:
     """Group by precision and kind, in order of occurrence; the last group has all trials."""
-    by_group: dict[str, list[Trial]] = {}
+    by_group: dict[str, list[PortTrial]] = {}
     for trial in trials:
         by_group.setdefault(f"{trial.precision} {trial.kind}", []).append(trial)
     return by_group | {"all": list(trials)}
@@ -109,7 +109,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def figures(trials: Sequence[Trial]) -> dict[str, Any]:
+def figures(trials: Sequence[PortTrial]) -> dict[str, Any]:
     """Return counts of verdicts and, by gate, quantiles of the fractions of budget used."""
     count = Counter(trial.verdict for trial in trials)
     return {
@@ -121,7 +121,7 @@ def figures(trials: Sequence[Trial]) -> dict[str, Any]:
     }
 
 
-def doubts(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
+def doubts(trials: Sequence[PortTrial]) -> dict[str, dict[str, int]]:
     """Count the INCONCLUSIVE trials by reason, by tensor, and by the drawn values and mask.
 
     A second count by reason has only those that pass without the cause.
@@ -141,7 +141,7 @@ def _counted(sets: Iterable[set[str]]) -> dict[str, int]:
     return dict(Counter(item for each in sets for item in each).most_common())
 
 
-def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
+def power(trials: Sequence[PortTrial]) -> dict[str, dict[str, int]]:
     """Return "bug, precision" -> counts of configurations that have the bug, and that kill it."""
     counts: dict[str, dict[str, int]] = {}
     for trial in trials:
@@ -152,7 +152,7 @@ def power(trials: Sequence[Trial]) -> dict[str, dict[str, int]]:
     return dict(sorted(counts.items()))
 
 
-def verdict(trials: Sequence[Trial]) -> Verdict:
+def verdict(trials: Sequence[PortTrial]) -> Verdict:
     """Return FAIL if any trial fails, INCONCLUSIVE if too many of them are, else PASS.
 
     Too many are more than `DOUBTED` of all, or any that still is INCONCLUSIVE without its cause.
@@ -168,7 +168,7 @@ def verdict(trials: Sequence[Trial]) -> Verdict:
 # --- text and JSON --------------------------------------------------------------------------------
 
 
-def table(trials: Sequence[Trial]) -> Table:
+def table(trials: Sequence[PortTrial]) -> Table:
     """Build a table of precisions and kinds: verdicts, and each gate's fractions of budget."""
     rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     rendered.add_column("precision, kind", no_wrap=True)
@@ -185,7 +185,7 @@ def table(trials: Sequence[Trial]) -> Table:
     return rendered
 
 
-def power_table(trials: Sequence[Trial]) -> Table:
+def power_table(trials: Sequence[PortTrial]) -> Table:
     """Build a table of bugs: by precision, how many of the configurations with a bug kill it."""
     counts = power(trials)
     bugs = list(dict.fromkeys(row.partition(", ")[0] for row in counts))
@@ -200,7 +200,7 @@ def power_table(trials: Sequence[Trial]) -> Table:
     return rendered
 
 
-def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
+def summary_lines(trials: Sequence[PortTrial], seed: int) -> list[str]:
     """Return the outcome in words. Every FAIL has its name, with which it can be run again."""
     counts = figures(trials)
     total, unsure = counts["configurations"], counts["inconclusive"]
@@ -230,7 +230,7 @@ def summary_lines(trials: Sequence[Trial], seed: int) -> list[str]:
 COLUMNS = ("name", "verdict", *GATES, "seconds")
 
 
-def as_json(trials: Sequence[Trial], seed: int, environment: dict[str, Any]) -> str:
+def as_json(trials: Sequence[PortTrial], seed: int, environment: dict[str, Any]) -> str:
     """Return JSON of figures, a line for each configuration, and in full those that do not pass.
 
     Infinite numbers become null.

@@ -79,6 +79,17 @@ def test_the_runs_of_the_port_are_bounded(result, monkeypatch):
     monkeypatch.setattr(explain, "Allowance", partial(explain.Allowance, 1))
     explanation = result.explain()
     assert explanation.stopped.startswith("after")
+    assert explanation.regions == ()
+
+
+@pytest.mark.parametrize("most", [25, 27])
+def test_what_was_found_when_the_runs_end_has_its_causes(most, result, monkeypatch):
+    monkeypatch.setattr(explain, "Allowance", partial(explain.Allowance, most))
+    explanation = result.explain()
+    assert explanation.stopped.startswith("after")
+    (region,) = explanation.regions
+    assert region.tried
+    assert [cause.name for cause in region.causes] == ["scale"]
 
 
 def test_the_trials_of_a_region_are_bounded(result, monkeypatch):

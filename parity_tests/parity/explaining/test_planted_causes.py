@@ -225,6 +225,17 @@ def narrow(dtype):
     return changed(lambda port, weight: weight.astype(dtype).astype(jnp.float32))
 
 
+def packed(m, x):
+    q, k, v = m.qkv(x).split(D, -1)
+    return torch.softmax(q @ k.mT, -1) @ v
+
+
+def packed_port(port, x):
+    q, k, v = jnp.split(x @ port.weight("qkv.weight").T + port.weight("qkv.bias"), 3, -1)
+    k, v = (v, k) if port.has("wrong") else (k, v)
+    return jax.nn.softmax(q @ k.swapaxes(1, 2), -1) @ v
+
+
 TANH = up(lambda m, x: torch.tanh(m.up(x)))
 ROWS = {
     "epsilon of a group norm": Row(
@@ -251,6 +262,9 @@ ROWS = {
     "groups interleaved": Row(conv(groups=2), grouped, "convolution (groups)"),
     "gates of an LSTM": Row(recurrent(nn.LSTM), lstm, "gate order", "0, 1, 3, 2", False),
     "gates of a GRU": Row(recurrent(nn.GRU), gru, "gate order", "1, 0, 2", False),
+    "keys and values exchanged": Row(
+        lambda: Called(packed, qkv=nn.Linear(D, 3 * D)), packed_port, "packed order"
+    ),
     "router not normalized": Row(
         lambda: Called(routed, gate=nn.Linear(D, E)), routed_port, "router (not normalized)"
     ),

@@ -28,7 +28,7 @@ from jax_attn.selfcheck.calibration.configurations import (
     programs,
 )
 from jax_attn.selfcheck.calibration.draw import ALLOWED, LIMITS, VALUES, draw
-from jax_attn.selfcheck.calibration.report import GATES, Trial, figures, quantiles
+from jax_attn.selfcheck.calibration.report import GATES, PortTrial, figures, quantiles
 
 ONE = "float32-core-gqa-mha-arrays"
 SOME = {
@@ -42,7 +42,7 @@ SOME = {
 LONG = SOME | {"float32-eager-masked_fill-gqa-arrays", "float64-eager-where-gqa-arrays"}
 
 
-def compared(names: set[str], each: int) -> list[Trial]:
+def compared(names: set[str], each: int) -> list[PortTrial]:
     """The first few of each of these programs."""
     first = configurations(each * len(programs()), seed=0)
     work = process_pool.calibration_tasks([c for c in first if c.program.name in names])
@@ -50,7 +50,7 @@ def compared(names: set[str], each: int) -> list[Trial]:
 
 
 @pytest.fixture(scope="module")
-def trials(request) -> list[Trial]:
+def trials(request) -> list[PortTrial]:
     names, each = (LONG, 5) if request.config.getoption("--long") else (SOME, 3)
     found = compared(names, each)
     assert len(found) == len(names) * each
@@ -218,7 +218,7 @@ def test_what_is_drawn_is_held_by_its_dtype(dtype):
 # --- figures --------------------------------------------------------------------------------------
 
 
-def trial(verdict: Verdict, **changes) -> Trial:
+def trial(verdict: Verdict, **changes) -> PortTrial:
     given = {
         "name": "one",
         "number": 1,
@@ -231,7 +231,7 @@ def trial(verdict: Verdict, **changes) -> Trial:
         "planted": {},
         "seconds": 0.1,
     }
-    return Trial(verdict=verdict, **given | changes)
+    return PortTrial(verdict=verdict, **given | changes)
 
 
 @pytest.mark.parametrize(

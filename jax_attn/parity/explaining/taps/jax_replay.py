@@ -11,14 +11,14 @@ from jax_attn.parity.explaining.taps.jax_taps import JaxRun, wide
 from jax_attn.parity.explaining.taps.tap import Tap
 
 
-class Replay(Sequence[Tap]):
+class JaxReplay(Sequence[Tap]):
     """The taps of a run, as they are if some are replaced; each is computed when it is read.
 
     A branch that the run took is taken again.
     """
 
     def __init__(
-        self, run: JaxRun, replaced: Mapping[int, np.ndarray], before: "Replay | None" = None
+        self, run: JaxRun, replaced: Mapping[int, np.ndarray], before: "JaxReplay | None" = None
     ):
         """replaced: tap -> the value with which the run continues in its place. before: the taps
         with fewer replaced; what follows from none of the others is taken from it."""

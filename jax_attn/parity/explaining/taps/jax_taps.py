@@ -52,7 +52,7 @@ class Traced(NamedTuple):
     slot: int
 
 
-class Step(NamedTuple):
+class JaxOperation(NamedTuple):
     """An operation that can be run again.
 
     compute: maps its operands to a list of results. given, results: their slots.
@@ -115,7 +115,7 @@ class JaxRun:
         self.arrays: list[jax.Array] = []
         self.recording = Recording(id)
         self.values: list[Any] = []
-        self.steps: list[Step] = []
+        self.steps: list[JaxOperation] = []
         self.taps_in: dict[int, int] = {}
         self._equations: dict[Hashable, list[int]] = defaultdict(list)
         self._equation_of: dict[int, Hashable] = {}
@@ -253,7 +253,7 @@ class JaxRun:
         self, compute: Callable[..., Any], given: Sequence[Traced], results: Sequence[Traced]
     ) -> None:
         slots = (tuple(x.slot for x in each) for each in (given, results))
-        self.steps.append(Step(compute, *slots))
+        self.steps.append(JaxOperation(compute, *slots))
 
 
 def wide(value: Any) -> np.ndarray:

@@ -13,7 +13,8 @@ from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
 
-One, Made = TypeVar("One"), TypeVar("Made")
+One = TypeVar("One")
+Made = TypeVar("Made")
 
 Given = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
 """NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict)."""

@@ -23,7 +23,7 @@ from jax_attn.parity.checking.on_mesh import notes_on_mesh
 from jax_attn.parity.checking.port_weights import HeldWeights
 from jax_attn.parity.checking.probes import PortSide
 from jax_attn.parity.checking.reference_side import ReferenceSide
-from jax_attn.parity.checking.several_inputs import Given, each_of, joined
+from jax_attn.parity.checking.several_inputs import Given, each_of, joined, made_of_each
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
@@ -149,11 +149,13 @@ def check(
             others = tuple(other for other in every if other is not given)
             options = (reference_call, dtype, gradients, seed, parameters, others)
             prepares.append(partial(prepare_module, reference, given, *options))
-    ports = [port_on(given, port, port_call, mesh, specs) for given in every]
+    on_inputs = partial(port_on, port=port, call=port_call, mesh=mesh, specs=specs)
+    is_several = isinstance(inputs, list)
+    ports = made_of_each(every, on_inputs) if is_several else [on_inputs(every[0])]
     result = joined(
         [
-            _checked(prepare, on_inputs, tuple(transforms), layout)
-            for prepare, on_inputs in zip(prepares, ports, strict=True)
+            _checked(prepare, placed, tuple(transforms), layout)
+            for prepare, placed in zip(prepares, ports, strict=True)
         ]
     )
     return result.strict() if strict else result

@@ -20,17 +20,31 @@ class OtherIntegers:
 
     together: with other values of all of them; None if there are none, or the reference raises an
     error. each: input's name -> with other values of only that input. notes: inputs not varied.
+
+    In a narrow dtype each has an `again`, for a port that is judged by either budget.
     """
 
     notes: tuple[Finding, ...] = ()
     together: ReferenceSide | None = None
     each: Mapping[str, ReferenceSide] = field(default_factory=dict)
 
+    def by_either(self) -> "OtherIntegers":
+        """In a narrow dtype, return the same with both budgets."""
+        together = self.together and self.together.by_either
+        each = {name: side.by_either for name, side in self.each.items()}
+        return OtherIntegers(self.notes, together, each)
 
-def ignored_integers(others: OtherIntegers, port: AskedPort, transforms: Sequence[str]) -> Findings:
-    """Judge the port, forward only, on other values of each integer input that it might ignore."""
+
+def ignored_integers(
+    others: OtherIntegers, prepared: ReferenceSide, port: AskedPort, transforms: Sequence[str]
+) -> Findings:
+    """Judge the port, forward only, on other values of each integer input that it might ignore.
+
+    By either budget, if `prepared` has both.
+    """
     if others.together is None:
         return Findings(notes=others.notes)
+    others = others if prepared.first is prepared else others.by_either()
     # Eager runs reuse the compiled operations, because the shapes are the same.
     transform = "eager" if "eager" in transforms else transforms[0]
     try:

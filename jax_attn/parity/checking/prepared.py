@@ -233,18 +233,18 @@ class Prepared(ReferenceSide):
             return None
         again = replace(self, as_jax=True)
         vars(again).update({name: vars(self)[name] for name in _SHARED if name in vars(self)})
-        vars(again)["_first"] = self
+        vars(again)["first"] = self
         return again
 
     @cached_property
-    def _first(self) -> "Prepared":
+    def first(self) -> "Prepared":
         """The one whose `again` this is, else this one; the two differ only in their budgets."""
         return self
 
     def answer(self, question: str) -> Any:
         asked = self.questions[question]
-        if self._first is not self and not asked.by_budget:
-            return self._first.answer(question)
+        if self.first is not self and not asked.by_budget:
+            return self.first.answer(question)
         if question not in self._answers:
             self._answers[question] = asked.ask(self)
         return self._answers[question]

@@ -197,7 +197,9 @@ PROBES = (
 
 OF_OTHER_INPUTS = (
     Probe(
-        lambda others, prepared, side: ignored_integers(others, side.alone, side.transforms),
+        lambda others, prepared, side: ignored_integers(
+            others, prepared, side.alone, side.transforms
+        ),
         "other integers",
     ),
     Probe(

@@ -6,7 +6,7 @@ them, and may come from a file.
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -69,7 +69,9 @@ class ReferenceSide:
     near_decisions, near_sides: sentences on decisions, and on numbers at which a gradient jumps,
         that lie within rounding of another.
     has_gradient: whether an output has a gradient. narrowing_casts: the casts to a coarser dtype.
-    again: in a narrow dtype, the same with a budget for what JAX stores; otherwise None.
+    again: in a narrow dtype, the same with both budgets, its own for what JAX stores and that of
+        its `first`: a tensor passes if it passes by one. Otherwise None.
+    first: the one whose `again` this is, else this one; the two differ only in their budgets.
     """
 
     if TYPE_CHECKING:  # a subclass has each as a field, or computes it when it is first read
@@ -143,6 +145,9 @@ class ReferenceSide:
         @property
         def again(self) -> "Self | None": ...
 
+        @property
+        def first(self) -> "Self": ...
+
     def answer(self, question: str) -> Any:
         """Return what the reference says to a probe's question.
 
@@ -163,10 +168,20 @@ class ReferenceSide:
     def judge_one(
         self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
     ) -> TensorReport:
-        """Judge one float64 tensor.
+        """Judge one float64 tensor, by either budget if this is the `again` of a `first`.
 
         beside: the run with which it is compared; None stands for the oracle's run.
         """
+        if self.first is not self:
+            report = self.first.judge_one(kind, name, transform, got, beside)
+            if report.verdict is Verdict.PASS:
+                return report
+        return self._judge_by_own(kind, name, transform, got, beside)
+
+    def _judge_by_own(
+        self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
+    ) -> TensorReport:
+        """Judge one float64 tensor by this one's own budgets only."""
         # A reference without changed state gives the same outputs in a second call.
         of = "output" if kind == SECOND and not self.exact.second else kind
         want = (beside or self.exact).kinds[of][name]
@@ -249,17 +264,22 @@ class ReferenceSide:
 
     @cached_property
     def has_power(self) -> bool:
-        """True if the budget of some output is small enough to show an error of POWER times it."""
+        """True if the budget of some output is small enough to show an error of POWER times it.
+
+        With both budgets, both must be.
+        """
+        if self.first is not self and not self.first.has_power:
+            return False
         reports = (
-            self.judge_one("output", name, "oracle", want)
+            self._judge_by_own("output", name, "oracle", want)
             for name, want in self.exact.kinds["output"].items()
         )
         return any(report.budget <= POWER * report.scale or not report.scale for report in reports)
 
     @property
     def by_either(self) -> "ReferenceSide":
-        """In a narrow dtype, the same with both budgets: a tensor passes if it passes by one."""
-        return _ByEither(self, self.again) if self.again else self
+        """In a narrow dtype, the same with both budgets."""
+        return self.again or self
 
     def judged_again(self, result: Result, judge: Callable[["ReferenceSide"], Result]) -> Result:
         """In a narrow dtype, judge failures again, also by the budget of what JAX stores.
@@ -272,8 +292,9 @@ class ReferenceSide:
         judge: the function that made `result`.
         """
         last: ReferenceSide = self
-        if self.again and any(
-            map(_may_pass_again, (*result.tensors, *self.inference_reports.values()))
+        if self.again and (
+            any(map(_may_pass_again, (*result.tensors, *self.inference_reports.values())))
+            or any(failure.kind == "input-ignored" for failure in result.failures)
         ):
             last = self.by_either
             result = judge(last)
@@ -281,34 +302,3 @@ class ReferenceSide:
             return result
         near = findings("near-side", last.near_sides)
         return replace(result, doubts=(*result.doubts, *near))
-
-
-@dataclass(frozen=True)
-class _ByEither(ReferenceSide):
-    """A reference with two budgets. All but the judgement of a tensor is as of the second.
-
-    first, second: the two sides, which differ only in their budgets.
-    """
-
-    first: ReferenceSide
-    second: ReferenceSide
-
-    again = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.second, name)
-
-    def answer(self, question: str) -> Any:
-        return self.second.answer(question)
-
-    @property
-    def notes(self) -> tuple[Finding, ...]:
-        return self.second.notes
-
-    def judge_one(
-        self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
-    ) -> TensorReport:
-        report = self.first.judge_one(kind, name, transform, got, beside)
-        if report.verdict is Verdict.PASS:
-            return report
-        return self.second.judge_one(kind, name, transform, got, beside)

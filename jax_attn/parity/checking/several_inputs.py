@@ -1,8 +1,10 @@
 """Check one port on several inputs, such as those of other sizes, and join the results."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -10,6 +12,9 @@ from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.inputs_and_runs import Inputs
+
+One = TypeVar("One")
+Made = TypeVar("Made")
 
 Given = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
 """NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict)."""
@@ -24,16 +29,24 @@ def each_of(inputs: Given | list[Given] | None, dtype: np.dtype) -> list[Inputs]
         return [Inputs.of(inputs, dtype)]
     if not inputs:
         raise ValueError("inputs: expected at least one tuple or dict of arrays, got an empty list")
-    made: list[Inputs] = []
+    return made_of_each(inputs, partial(Inputs.of, dtype=dtype))
+
+
+def made_of_each(several: Sequence[One], make: Callable[[One], Made]) -> list[Made]:
+    """Make something of each of several inputs.
+
+    Raises TypeError with the reasons of each TypeError; a line on the inputs says on which.
+    """
+    made: list[Made] = []
     problems: list[str] = []
-    for n, one in enumerate(inputs):
+    for n, one in enumerate(several):
         try:
-            made.append(Inputs.of(one, dtype))
+            made.append(make(one))
         except TypeError as error:
             lines = str(error).splitlines()
-            problems += [f"inputs[{n}]{line.removeprefix('inputs')}" for line in lines]
+            problems += [re.sub(r"^inputs\b", f"inputs[{n}]", line) for line in lines]
     if problems:
-        raise TypeError("\n".join(problems))
+        raise TypeError("\n".join(dict.fromkeys(problems)))
     return made
 
 

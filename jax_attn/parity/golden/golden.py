@@ -77,11 +77,11 @@ class Golden(ReferenceSide):
     def __post_init__(self) -> None:
         if self.again is not None:
             again = copy.copy(self.again)
-            vars(again)["_whole"] = self
+            vars(again)["first"] = self
             vars(self)["again"] = again
 
     @cached_property
-    def _whole(self) -> Self:
+    def first(self) -> Self:
         """The one whose `again` this is, else this one; only its digest is a folder's."""
         return self
 
@@ -94,7 +94,7 @@ class Golden(ReferenceSide):
         # In this order: runs for another budget find other decisions that lie near.
         part = cls._compared(side)
         whole = {name: getattr(side, name) for name in _OF_THE_WHOLE}
-        answers = {name: cls._plain(side.answer(name)) for name in QUESTIONS_ASKED}
+        answers = {name: cls._plain(side, side.answer(name)) for name in QUESTIONS_ASKED}
         again = None if side.again is None else cls.of(side.again, {})
         return replace(part, **whole, answers=answers, again=again, captured=captured)
 
@@ -104,19 +104,26 @@ class Golden(ReferenceSide):
         return cls(**{name: getattr(side, name) for name in _OF_A_PART})
 
     @classmethod
-    def _plain(cls, answer: Any) -> Any:
+    def _plain(cls, asked: ReferenceSide, answer: Any) -> Any:
         """Return an answer without tensors and references."""
+
+        def compared(side: ReferenceSide) -> Golden:
+            part = cls._compared(side)
+            if asked.first is asked or side.again is None:
+                return part
+            return replace(part, again=cls._compared(side.again))
+
         if isinstance(answer, Weights):
             return replace(answer, state=Digests.of(answer.state))
         if isinstance(answer, OtherIntegers):
-            together = None if answer.together is None else cls._compared(answer.together)
-            each = {name: cls._compared(side) for name, side in answer.each.items()}
+            together = None if answer.together is None else compared(answer.together)
+            each = {name: compared(side) for name, side in answer.each.items()}
             return OtherIntegers(answer.notes, together, each)
         return answer
 
     def answer(self, question: str) -> Any:
         if question not in self.answers:
-            raise NotAskedError(f"the golden reference {self._whole.digest[:12]}")
+            raise NotAskedError(f"the golden reference {self.first.digest[:12]}")
         return self.answers[question]
 
     @property

@@ -33,12 +33,12 @@ def call_side(
 
 
 @contextlib.contextmanager
-def run_under(transform: str) -> Iterator[None]:
-    """Add the transform to a RaisedError, since the side may run under others."""
+def raised_when(step: str) -> Iterator[None]:
+    """Add to a RaisedError what was done with the side, since it may take other steps."""
     try:
         yield
     except RaisedError as error:
-        raise RaisedError(f"{error}; it was run under {transform}") from error.__cause__
+        raise RaisedError(f"{error}; {step}") from error.__cause__
 
 
 def as_raised(error: Exception) -> str:

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.run.asked_port import PINNED, PortFacts, checked_in
-from jax_attn.parity.run.call_side import as_raised, call_side, run_under
+from jax_attn.parity.run.call_side import as_raised, call_side, raised_when
 from jax_attn.parity.run.inputs_and_runs import (
     Arrays,
     Inputs,
@@ -60,7 +60,8 @@ class Port:
     def _output_shapes(self) -> tuple[Tree, Tree]:
         """The shapes and dtypes of floating outputs, and of the others, from one trace."""
         forward, *args = self.bind()
-        shapes, after = jax.eval_shape(forward, *args)
+        with raised_when("the shapes of its outputs were traced, before it was run"):
+            shapes, after = jax.eval_shape(forward, *args)
         return shapes, after.get("decided", {})
 
     @property
@@ -116,12 +117,13 @@ class Port:
 
         Raises TypeError as `called` does.
         """
-        with self.on_mesh(), run_under(transform):
+        with self.on_mesh():
             forward, args, fitting = self.called(dtype, cotangents)
             if (ahead := self.compiled.pop(transform, None)) and not ahead.exception():
                 (outputs, after), grads = ahead.result()(*args, fitting)
             else:
-                (outputs, after), grads = RUN_UNDER[transform](forward, args, fitting)
+                with raised_when(f"it was run under {transform}"):
+                    (outputs, after), grads = RUN_UNDER[transform](forward, args, fitting)
         inputs: Tree = {}
         by_path: dict[str, jax.Array] = {}
         if grads is not None:

@@ -1,5 +1,6 @@
 """`parity.check` says what it did not compare or judge, and refuses what it cannot check."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -201,7 +202,25 @@ BAD = {
     "inputs that the port does not take": (
         lambda r, p, x: check(r, p, (x,), port_call=lambda m, x: 1 // 0, transforms=("jit",)),
         RaisedError,
-        r"port: expected it to run on inputs 0 float32\[.*got ZeroDivisionError: .*run under jit",
+        r"port: expected it to run on inputs 0 float32\[.*got ZeroDivisionError: .*were traced",
+    ),
+    "a branch on numbers, for which the port's shapes cannot be traced": (
+        lambda r, p, x: check(
+            r, p, (x,), port_call=lambda m, x: m(x if x.max() > 1 else -x), transforms=("eager",)
+        ),
+        RaisedError,
+        r"TracerBoolConversionError(?!.*under eager)(.|\n)*; the shapes of its outputs were traced",
+    ),
+    "a port that raises an error only under a transform": (
+        lambda r, p, x: check(
+            r,
+            p,
+            (x,),
+            port_call=lambda m, x: m(x) if isinstance(x, jax.core.Tracer) else 1 // 0,
+            transforms=("jit", "eager"),
+        ),
+        RaisedError,
+        r"got ZeroDivisionError: .*; it was run under eager",
     ),
     "integers that JAX narrows": (
         lambda r, p, x: check(r, p, {"x": x, "ignored": np.full((2, 7), 2**40)}),

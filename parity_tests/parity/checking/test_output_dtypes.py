@@ -8,6 +8,7 @@ import torch
 from flax import nnx
 
 from helpers.parity.findings import kinds, sentences
+from helpers.parity.functions import PortFunction, TorchFunction
 from jax_attn import parity
 from jax_attn.parity import Verdict, check
 from jax_attn.transfer import LINEAR, Layout, load
@@ -110,6 +111,22 @@ def test_a_port_that_computes_coarser_is_told_the_dtype_to_check(name):
     followed = Port(narrow, "bfloat16", "float32")
     options = {"layout": TABLE, "dtype": "bfloat16", "transforms": ("jit",)}
     assert check(narrow, followed, (X,), **options).verdict is Verdict.PASS
+
+
+# name -> a port of x, wrong by its rounding to bfloat16; whether that is a failure or a note
+SHARES = {
+    "one of three operations": (lambda x: 1.5 * x.astype(jnp.bfloat16).astype(x.dtype), "note"),
+    "one of two": (lambda x: x.astype(jnp.bfloat16).astype(x.dtype), "failure"),
+    "two of three": (lambda x: (1.5 * x.astype(jnp.bfloat16)).astype(x.dtype), "failure"),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_few_coarse_operations_do_not_explain_a_failure(name):
+    port, weight = SHARES[name]
+    result = check(TorchFunction(lambda x: 1.0 * x), PortFunction(port), (X,), transforms=("jit",))
+    assert result.verdict is Verdict.FAIL
+    assert [f.weight for f in result.findings if f.kind == "coarse-port"] == [weight], str(result)
 
 
 def test_a_port_that_fails_in_its_own_dtype_is_told_nothing_of_dtypes():

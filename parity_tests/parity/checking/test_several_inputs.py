@@ -61,9 +61,16 @@ def test_what_one_alone_cannot_show_is_said_with_its_place():
     assert [note[:9] for note in scopes] == ["inputs[0]", "inputs[1]"]
 
 
+LARGE = np.full((2, 3), 2**40)
+
 WRONG = {
     "an empty list": ([], ValueError, ["inputs: "]),
     "arrays without a tuple": ([ODD, EVEN], TypeError, ["inputs[0]: ", "inputs[1]: "]),
+    "integers that JAX narrows": (
+        [(ODD,), (LARGE,), (LARGE,)],
+        TypeError,
+        ["inputs[1]['0']: ", "inputs[2]['0']: "],
+    ),
     "a list inside": ([(ODD,), {"x": [1.0]}], TypeError, ["inputs[1]['x']: "]),
 }
 

@@ -155,6 +155,12 @@ def test_what_is_fixed_is_refused_by_name_and_all_at_once(linear, golden):
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == [*OTHERWISE]
 
 
+def test_a_golden_reference_has_one_set_of_inputs_so_a_list_is_to_be_left_out(linear, golden):
+    _, port, inputs, _ = linear
+    with pytest.raises(ValueError, match=r"^inputs: expected the golden.* got a list of 2; leave"):
+        check(golden, port, [inputs, inputs])
+
+
 def test_what_is_fixed_may_be_repeated_and_the_rest_is_free(linear, golden):
     _, port, inputs, layout = linear
     same = {"dtype": "float32", "gradients": True, "seed": 0, "parameters": "*"}

@@ -84,7 +84,8 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
 
 def _at_once(prepared: Prepared, parts: Sequence[Part]) -> list[DoubtsAndNotes]:
     """Run the parts in up to two threads, each making one run after another."""
-    _ = prepared.exact, prepared.own, prepared.budgets  # computed once, before threads read them
+    for side in (prepared.first, prepared):  # computed once, before threads read them
+        _ = side.exact, side.own, side.budgets
     has_grad, threads = torch.is_grad_enabled(), min(_AT_ONCE, torch.get_num_threads())
 
     def alone(part: Part) -> DoubtsAndNotes:

@@ -64,7 +64,9 @@ def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
 
 def _on(prepared: Prepared, reference: Reference) -> Prepared:
     # Perturbed runs keep the reference's decisions about constants, so record them on these inputs.
-    return replace(prepared, reference=reference.deciding_anew(), gradients=False, runs=RUNS)
+    # Made of the first, because only that has an `again`, with both budgets.
+    anew = reference.deciding_anew()
+    return replace(prepared.first, reference=anew, gradients=False, runs=RUNS)
 
 
 # --- other values ---------------------------------------------------------------------------------

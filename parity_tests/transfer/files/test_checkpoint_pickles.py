@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from helpers.transfer.fresh_python import fresh_python
 from jax_attn.cli import main
+from jax_attn.cli.common.held import Held
 from jax_attn.transfer import TransferError, as_numpy, load_checkpoint, save_checkpoint
 
 torch.manual_seed(0)
@@ -207,6 +208,13 @@ def test_a_module_is_read_beside_a_mapping_of_more_tensors(tmp_path, name):
     held, part = FLAT[name]
     with load_checkpoint(saved(tmp_path / "m.pt", held), part=part) as checkpoint:
         assert list(checkpoint) == list(held["model"] if part else held)
+
+
+@pytest.mark.parametrize("part", [None, "", "model"])
+def test_a_printed_command_and_call_have_the_part_that_was_given(part):
+    held = Held(part, "")
+    assert shlex.split(held.options) == ([] if part is None else ["--part", part])
+    assert held.arguments == ("" if part is None else f", part={part!r}")
 
 
 class Runs:

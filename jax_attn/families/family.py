@@ -36,7 +36,8 @@ _NAMED = 8
 _PARTS, _TRIED = (1, 2), 8
 """The numbers of a key's parts that may be a trainer's prefix, and how many prefixes are tried."""
 _CLASS = re.compile(
-    r"(?P<stem>\w+?)(?:For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|EncoderModel|PreTrainedModel|Model)"
+    r"(?P<stem>\w+?)(?:For[A-Z]\w*|LMHeadModel|DoubleHeadsModel|EncoderModel|PreTrainedModel|ModelWithLMHead|"
+    r"Model|Backbone)"
 )
 """The name of a class of transformers; its stem is a model_type without hyphens and underscores."""
 _COUNTS = ("max_position_embeddings", "intermediate_size")
@@ -97,18 +98,11 @@ class Family:
         return () if self.known_by else (self.name, *self.also)
 
     def model_type(self, config: Config) -> str | None:
-        """Return the model_type of a config; without one, that of the class which it names.
+        """Return the model_type of a config, or that of the family which its class names.
 
-        None if that is none of this family. Old configs, and those written by hand, may have only
-        `architectures`, such as ["LlamaForCausalLM"].
+        None if that is none of this family.
         """
-        if (kind := config.get("model_type")) is not None:
-            return kind
-        if not (match := _CLASS.fullmatch(architecture(Reading(config)))):
-            return None
-        stem = match["stem"].lower()
-        names = {name.replace("-", "").replace("_", ""): name for name in self.model_types}
-        return names.get(stem)
+        return type_of(config, self.model_types)
 
     @property
     def types_of_models(self) -> tuple[str, ...]:
@@ -217,6 +211,20 @@ class Family:
         """Return the config with its model_type, if it lacks it and names a class of the family."""
         kind = self.model_type(config)
         return config if kind is None else {**config, "model_type": kind}
+
+
+def type_of(config: Config, kinds: Iterable[str]) -> str | None:
+    """Return the model_type of a config; without one, that of `kinds` which its class names.
+
+    None if its class names none of them. Old configs, and those written by hand, may have only
+    `architectures`, such as ["LlamaForCausalLM"].
+    """
+    if (kind := config.get("model_type")) is not None:
+        return kind
+    if not (match := _CLASS.fullmatch(architecture(Reading(config)))):
+        return None
+    names = {name.replace("-", "").replace("_", ""): name for name in kinds}
+    return names.get(match["stem"].lower())
 
 
 def _has_own_head(config: Config, head: Layout) -> bool:

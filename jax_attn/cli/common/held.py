@@ -10,7 +10,8 @@ import click
 class Held(NamedTuple):
     """How a file holds its tensors.
 
-    part: the key of the tensors in a pickle that holds other values too, or None. strip: a prefix
+    part: the key of the tensors in a pickle that holds other values too, "" for the file itself, or
+    None. strip: a prefix
     of the keys, or "".
     """
 
@@ -20,14 +21,15 @@ class Held(NamedTuple):
     @property
     def options(self) -> str:
         """The options of a command that reads the same tensors, each after a space."""
-        given = {"--part": self.part, "--strip": self.strip}
-        return "".join(f" {name} {shlex.quote(value)}" for name, value in given.items() if value)
+        given = {"--part": self.part, "--strip": self.strip or None}
+        said = {name: value for name, value in given.items() if value is not None}
+        return "".join(f" {name} {shlex.quote(value)}" for name, value in said.items())
 
     @property
     def arguments(self) -> str:
         """The arguments of `models.load` that read the same tensors, each after a comma."""
-        given = {"part": self.part, "strip": self.strip}
-        return "".join(f", {name}={value!r}" for name, value in given.items() if value)
+        given = {"part": self.part, "strip": self.strip or None}
+        return "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
 
 
 def held_options(command: Callable[..., Any]) -> Callable[..., Any]:

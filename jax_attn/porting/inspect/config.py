@@ -19,8 +19,10 @@ from jax_attn.families.config import (
     StandIn,
     is_positive,
 )
+from jax_attn.families.family import type_of
 from jax_attn.porting.inspect.discover import AttentionBlock, ProjectionRows
 from jax_attn.transfer.problems import Problem, TransferError
+from jax_attn.transfer.table.spellings import OTHERWISE_PACKED
 from jax_attn.transfer.table.steps import Sizes
 
 # Part of a config -> the modules that it describes, if their names differ.
@@ -32,6 +34,16 @@ KEYS_WITHOUT_BIAS = ("whisper", "whisper_encoder", "qwen2_audio", "qwen2_audio_e
 
 class UnknownHeadsError(ValueError):
     """Neither the config nor the caller says how many query heads there are."""
+
+
+def typed(config: Config) -> Config:
+    """Return the config with its model_type, if it lacks it and names a class of a known one.
+
+    Known are those of which this package knows attention that is not as usual.
+    """
+    kinds = {kind for lack in LACKS for kind in lack.families.split()}
+    kind = type_of(config, sorted(kinds | {*KEYS_WITHOUT_BIAS, *OTHERWISE_PACKED}))
+    return config if kind is None else {**config, "model_type": kind}
 
 
 def seen_from(config: Config, prefix: str) -> Config:

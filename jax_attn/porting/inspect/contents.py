@@ -13,7 +13,13 @@ from typing import Any
 from jax_attn.families import Config, family_of, model_problems, said_type
 from jax_attn.families.family import Family, Prefixes, other_layers, prefixed
 from jax_attn.families.traits import Traits
-from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
+from jax_attn.porting.inspect.config import (
+    UnknownHeadsError,
+    head_counts,
+    lacking,
+    seen_from,
+    typed,
+)
 from jax_attn.porting.inspect.discover import Block, UnreadBlock, discover
 from jax_attn.porting.port.parts import incomplete
 from jax_attn.porting.port.plan import reached
@@ -84,10 +90,10 @@ def inspect(
     kind = known.get("model_type")
     family = family_of(known)
     if family is None:
-        root = ""
+        root, as_typed = "", typed(known)
         blocks = [
-            _block_as_spelled(block, seen_from(known, block.prefix), specs)
-            for block in discover(specs, str(known.get("model_type", "")))
+            _block_as_spelled(block, seen_from(as_typed, block.prefix), specs)
+            for block in discover(specs, str(as_typed.get("model_type", "")))
         ]
         why = "no config.json" if config is None else f"model_type {said_type(known)}"
         notes = [f"{why}: the family is not known"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from jax_attn.families.config import Config
-from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, seen_from
+from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, seen_from, typed
 from jax_attn.porting.inspect.discover import AttentionBlock, Block, discover
 from jax_attn.porting.inspect.starting_rows import Entry, Specs, of_attention, of_key
 from jax_attn.porting.port.table import by_layout
@@ -60,7 +60,7 @@ def starting_table(
 
 def _blocks(specs: Specs, config: Config) -> list[Block]:
     try:
-        return discover(specs, str(config.get("model_type") or ""))
+        return discover(specs, str(typed(config).get("model_type") or ""))
     except TransferError:  # a tensor in two blocks: what is not read as attention is a question
         return []
 

@@ -22,6 +22,7 @@ from jax_attn.porting.inspect.config import (
     head_counts,
     lacking,
     seen_from,
+    typed,
 )
 from jax_attn.porting.inspect.discover import AttentionBlock, UnreadBlock, discover
 from jax_attn.porting.inspect.starting_rows import rows_of
@@ -160,6 +161,7 @@ def _layers_by_spelling(
 
     why: the reasons against a family's table, if the config names a family."""
     specs = {key: checkpoint.describe(key) for key in checkpoint}
+    config = typed(config)
     blocks = discover(specs, str(config.get("model_type", "")))
     if not blocks:
         text = f"expected attention, got {len(specs)} tensors that spell none: {_first([*specs])}"

@@ -136,7 +136,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, part: str | None = None) ->
         transformers; `Checkpoint.left_out` names the other files. In a folder with neither,
         safetensors take precedence over pickles, and an index over single files.
       part: the key of the tensors, such as "state_dict", in a pickle that holds other values too;
-        "state.model" for a key within a key.
+        "state.model" for a key within a key, and "" for the file itself.
 
     Returns:
       A `Checkpoint`, which is a context manager.

@@ -16,8 +16,8 @@ _NEEDED = (2, 10)
 """Earlier versions could run code from a file in spite of `weights_only=True`."""
 _INSTALL = f"pip install --upgrade 'torch>={_NEEDED[0]}.{_NEEDED[1]}'"
 
-_DEPTH = 2
-"""How many keys deep the tensors of a trainer's file are searched, beyond the first."""
+_DEPTH = 3
+"""The number of keys of the longest part that is searched for tensors, such as "a.b.c"."""
 
 _ADVICE = re.compile(
     r"weights_only|add_safe_globals|arbitrary code|trust|^Please |^Check the doc|please file"
@@ -28,9 +28,10 @@ _ADVICE = re.compile(
 def tensors(path: Path, part: str | None) -> dict[str, Any]:
     """Return the torch tensors of a file by key, on the CPU, memory-mapped if torch can.
 
-    part: the key of the tensors, if the file holds other values too. Values that are not tensors
-    are returned unchanged. Raises TransferError if torch is missing or too old, if torch refuses
-    the file, or if there are no tensors.
+    part: the key of the tensors, if the file holds other values too, or keys within keys, with dots
+    between them; "" for the file itself, which is also None's if its tensors have the names of a
+    module's. Values that are not tensors are returned unchanged. Raises TransferError if torch is
+    missing or too old, if torch refuses the file, or if there are no tensors.
     """
     torch = _torch(path)
     try:
@@ -41,18 +42,18 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
         size = path.stat().st_size
         text = f"torch cannot read this pickle ({size} bytes) as weights only: {_reason(error)}"
         raise file_error(path, text) from error
-    if part is not None:
-        held = _inside(path, held, part)
+    if part:
+        held = _inside(path, held, part, torch.Tensor)
     if not isinstance(held, Mapping):
         kind = type(held).__name__
         raise file_error(path, f"expected a mapping of names to tensors, got {kind}")
     if odd := [key for key in held if not isinstance(key, str)]:
         raise file_error(path, f"expected strings as names of tensors, got {odd[:8]}")
-    # A trainer may keep a tensor of its own, such as a loss, next to the entry of the weights.
     parts, beside = dict(_parts(held, torch.Tensor)), _count(held, torch.Tensor)
-    if held and (not beside or max(parts.values(), default=0) > beside):
+    if held and (not beside or (part is None and _is_beside(held, parts, torch.Tensor))):
         inside = [f"{part}.{key}" if part else key for key in parts]
-        options = " or ".join(f"--part {key}" for key in inside)
+        inside += [""] if beside else []
+        options = " or ".join(f"--part {key or repr('')}" for key in inside)
         calls = " or ".join(f"part={key!r}" for key in inside)
         hint = f"jax-attn inspect and port take {options}; in Python, {calls}"
         hint = hint if inside else ""
@@ -61,16 +62,26 @@ def tensors(path: Path, part: str | None) -> dict[str, Any]:
     return dict(held)
 
 
-def _parts(held: Mapping[str, Any], tensor: type, depth: int = 0) -> Iterator[tuple[str, int]]:
-    """Yield the keys of mappings that hold tensors, such as "state.model", and their numbers."""
+def _parts(held: Mapping[str, Any], tensor: type, depth: int = 1) -> Iterator[tuple[str, int]]:
+    """Yield each part that holds tensors, such as "state.model", and the number of its tensors."""
     for key, value in held.items():
         if not isinstance(key, str) or not isinstance(value, Mapping):
             continue
-        if count := _count(value, tensor):
+        inside = dict(_parts(value, tensor, depth + 1)) if depth < _DEPTH else {}
+        count = _count(value, tensor)
+        if count and not _is_beside(value, inside, tensor):
             yield key, count
-        elif depth < _DEPTH:
-            inside = _parts(value, tensor, depth + 1)
-            yield from ((f"{key}.{inner}", count) for inner, count in inside)
+        else:
+            yield from ((f"{key}.{inner}", number) for inner, number in inside.items())
+
+
+def _is_beside(held: Mapping[str, Any], parts: Mapping[str, int], tensor: type) -> bool:
+    """Return whether a file's own tensors are a trainer's, such as a loss, and a part has more.
+
+    Tensors of modules within a module have a dot in their names, and a trainer's have none.
+    """
+    own = [key for key, value in held.items() if isinstance(value, tensor)]
+    return max(parts.values(), default=0) > len(own) and not any("." in key for key in own)
 
 
 def _count(held: Mapping[str, Any], tensor: type) -> int:
@@ -89,16 +100,26 @@ def _torch(path: Path) -> Any:
     return torch
 
 
-def _inside(path: Path, held: Any, part: str) -> Any:
-    """Return the value of a key, or of a key within a key if there is a dot between them."""
+def _inside(path: Path, held: Any, part: str, tensor: type) -> Any:
+    """Return the value of a key, or of keys within keys with dots between them."""
+    if found := _found(held, part):
+        return found[0]
     keys = [str(key) for key in held] if isinstance(held, Mapping) else []
-    if isinstance(held, Mapping) and part in held:
-        return held[part]
-    outer, _, inner = part.partition(".")
-    if inner and isinstance(held, Mapping) and outer in held:
-        return _inside(path, held[outer], inner)
+    parts = [*_parts(held, tensor)] if keys else []
     text = f"part: expected one of its keys, got {part!r}; they are {_shown(keys)}"
-    raise file_error(path, text, nearest(part, keys))
+    raise file_error(path, text, nearest(part, [*keys, *dict(parts)]))
+
+
+def _found(held: Any, part: str) -> list[Any]:
+    """Return the value of a part, alone in a list, or []. A key may itself have dots."""
+    if not isinstance(held, Mapping):
+        return []
+    if part in held:
+        return [held[part]]
+    words = part.split(".")
+    cuts = ((".".join(words[:n]), ".".join(words[n:])) for n in range(1, len(words)))
+    inner = (_found(held[first], rest) for first, rest in cuts if first in held)
+    return next(filter(None, inner), [])
 
 
 def _shown(keys: Any) -> list[str]:

@@ -12,8 +12,14 @@ from jax_attn.transfer.arrays import as_numpy
 from jax_attn.transfer.nnx.variables import Weights, spelled, state_of
 from jax_attn.transfer.problems import Problem, TransferError
 
-_ADAPTER = re.compile(r"lora|adapter", re.IGNORECASE)
+_ADAPTER = re.compile(r"(?i:(?:^|[._])(?:lora|adapter))|Lo(?:RA|ra)|Adapter")
+"""A word of a path, as in "q.lora_a" and "BottleneckAdapter_0", but not as in "exploration"."""
 _FACTOR = re.compile(r"(?P<before>.*?)[._]?(lora[._])?lora_(?P<of>kernel_)?(?P<side>[abAB])$")
+_ORDERED = re.compile(r"(?:^|[._])(?P<name>kernel|weight)$")
+"""The names of weights whose order of axes they tell: (in, out) of a kernel, (out, in) of a weight.
+"""
+_UNORDERED = "the weight is square, and its name does not tell the order of its axes: pass a tree "
+_UNORDERED += "that names it 'kernel' if it is (in, out), or 'weight' if it is (out, in)"
 _WRAPPED = "base_module"
 """The attribute of an nnx.LoRA that holds the layer to which it adds."""
 
@@ -23,8 +29,10 @@ def merge_lora(module: Weights, *, scale: float) -> nnx.State:
 
     The sum is computed in float64 and rounded once. Adapters are found by their names, `lora_a` and
     `lora_b` as flax and others have them or `lora_kernel_a` as Keras has; the weight is the array
-    beside them, or below `base_module`, that has the shape of their product. The state has the
-    paths of the model without adapters, so that a table for it fits::
+    beside them, or below `base_module`, that has the shape of their product. If that is square, its
+    name tells the order of its axes, (in, out) of a `kernel` and (out, in) of a `weight`, to which
+    the product is turned: A @ B is (in, out), and B @ A, as torch keeps the factors, is (out, in).
+    The state has the paths of the model without adapters, so that a table for it fits::
 
         transfer.export(transfer.merge_lora(port, scale=alpha / rank), layout, into=torch_module)
 
@@ -34,8 +42,8 @@ def merge_lora(module: Weights, *, scale: float) -> nnx.State:
         1 for `nnx.LoRA`.
 
     Raises:
-      TransferError: a factor without its counterpart, or without exactly one weight that it fits;
-        the message lists every one. There are no adapters.
+      TransferError: a factor without its counterpart, without exactly one weight that it fits, or
+        with a square weight of another name; the message lists every one. There are no adapters.
     """
     leaves = _leaves(state_of(module))
     factors = {path: match for path in leaves if (match := _FACTOR.fullmatch(path))}
@@ -59,7 +67,8 @@ def merge_lora(module: Weights, *, scale: float) -> nnx.State:
             else:
                 text = "expected one weight beside it that has the shape of its product, and one "
                 text += f"order of its factors, got {[base for base, _ in fits] or 'none'}"
-                problems.append(Problem("ambiguous" if fits else "missing", path, text))
+                hint = "" if all(_ORDERED.search(base) for base, _ in fits) else _UNORDERED
+                problems.append(Problem("ambiguous" if fits else "missing", path, text, hint))
     if problems:
         raise TransferError("merging adapters", problems)
     for path, total in merged.items():
@@ -113,22 +122,35 @@ def _fitting(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each weight that a product of two factors fits, with every such product."""
     for path, weight in weights.items():
+        ordered = _ORDERED.search(path)
         products: list[np.ndarray] = []
-        for product in _products(a, b):
-            is_new = not any(np.array_equal(product, other) for other in products)
-            if product.ndim > 1 and product.shape == weight.shape and is_new:
-                products.append(product)
-                yield path, product
+        for order, product, turned in _products(a, b):
+            if product.ndim < 2 or product.shape != weight.shape:
+                continue
+            is_square = turned.shape == product.shape
+            both = [product, turned] if is_square else [product]
+            if is_square and ordered:
+                both = [product if ordered["name"] == order else turned]
+            for one in both:
+                if not any(np.array_equal(one, other) for other in products):
+                    products.append(one)
+                    yield path, one
 
 
-def _products(a: np.ndarray, b: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield A @ B and, as torch keeps the factors, B @ A; stacked, or with axes of heads."""
-    for left, right in ((a, b), (b, a)):
+def _products(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield A @ B and, as torch keeps the factors, B @ A; stacked, or with axes of heads.
+
+    Each has before it the name of the weights that have its order of axes, and behind it the
+    product in the other order.
+    """
+    for order, left, right in (("kernel", a, b), ("weight", b, a)):
         if left.shape[-1] == right.shape[0]:
-            yield np.tensordot(left, right, 1)
+            product, first = np.tensordot(left, right, 1), left.ndim - 1
+            yield order, product, product.transpose(*range(first, product.ndim), *range(first))
         is_stacked = left.ndim == right.ndim > 2 and left.shape[:-2] == right.shape[:-2]
         if is_stacked and left.shape[-1] == right.shape[-2]:
-            yield left @ right
+            product = left @ right
+            yield order, product, product.swapaxes(-1, -2)
 
 
 def _unwrapped(path: str) -> str:

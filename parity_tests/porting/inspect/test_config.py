@@ -2,11 +2,21 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, lacking, seen_from
+from jax_attn.porting.inspect.config import (
+    UnknownHeadsError,
+    head_counts,
+    lacking,
+    seen_from,
+    typed,
+)
+from jax_attn.porting.inspect.contents import inspect
 from jax_attn.porting.inspect.discover import discover
-from jax_attn.transfer import TransferError
+from jax_attn.porting.inspect.starting_table import starting_table
+from jax_attn.porting.verify.survey import survey
+from jax_attn.transfer import TransferError, load_checkpoint, save_checkpoint
 from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.files.port_folder import read_config
 
@@ -248,3 +258,47 @@ def test_a_config_that_is_none_is_an_error_that_names_it(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(TransferError, match=r"config.json': expected "):
         read_config(tmp_path)
+
+
+# --- a class instead of a model_type ------------------------------------------------------------
+
+CLASSES = {
+    "WhisperForConditionalGeneration": "whisper",
+    "CodeGenForCausalLM": "codegen",
+    "SwinBackbone": "swin",
+    "ReformerModelWithLMHead": "reformer",
+    "Wav2Vec2ConformerForCTC": "wav2vec2-conformer",
+    "MyOwnModel": None,
+}
+LINEARS = ("q_proj", "k_proj", "v_proj", "out_proj")
+KEYS = [f"{ATTENTION}.{x}.{kind}" for x in LINEARS for kind in ("weight", "bias")]
+KEYS.remove(f"{ATTENTION}.k_proj.bias")
+WHISPER = {key: np.zeros((D,) * (1 + key.endswith("weight")), np.float32) for key in KEYS}
+CODEGEN = {"h.0.attn.qkv_proj.weight": np.zeros((3 * D, D), np.float32)}
+CODEGEN |= {"h.0.attn.out_proj.weight": np.zeros((D, D), np.float32)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_tells_the_type_of_a_config_without_it(name):
+    assert typed({"architectures": [name]}).get("model_type") == CLASSES[name]
+    assert typed({"architectures": [name], "model_type": "mine"})["model_type"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrays"), {"whisper": WHISPER, "codegen": CODEGEN}.items(), ids=["whisper", "codegen"]
+)
+def test_a_checkpoint_is_read_the_same_with_a_class_as_with_its_type(kind, arrays, tmp_path):
+    save_checkpoint(tmp_path / "m.safetensors", arrays)
+    (name,) = (name for name, told in CLASSES.items() if told == kind)
+
+    def found(**says):
+        config = {"num_attention_heads": N, "n_layer": 1, **says}
+        with load_checkpoint(tmp_path / "m.safetensors") as checkpoint:
+            specs = {key: checkpoint.describe(key) for key in checkpoint}
+            layers = [(layer.doubts, layer.notes) for layer in survey(checkpoint, config)]
+        table = starting_table(specs, config, {}, "m")
+        return layers, inspect(specs, config, {}).attention, table
+
+    of_class, of_type, of_none = found(architectures=[name]), found(model_type=kind), found()
+    assert of_class == of_type
+    assert of_class != of_none

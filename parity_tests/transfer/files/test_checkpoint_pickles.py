@@ -1,6 +1,8 @@
 """torch's own files: read through its weights-only reader alone, and nothing in them is run."""
 
 import pickle
+import re
+import shlex
 from collections import OrderedDict
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from click.testing import CliRunner
 
 from helpers.transfer.fresh_python import fresh_python
 from jax_attn.cli import main
+from jax_attn.cli.common.held import Held
 from jax_attn.transfer import TransferError, as_numpy, load_checkpoint, save_checkpoint
 
 torch.manual_seed(0)
@@ -161,6 +164,59 @@ def test_a_part_is_asked_for_by_name(tmp_path, part, zipped):
         assert list(checkpoint) == list(STATE)
 
 
+ONE, TWO, MANY = (
+    {name: torch.ones(2) for name in names} for names in (("w",), ("a.w", "b"), ("x", "y", "z"))
+)
+TOLD = {  # what is in the file, the parts that the refusal names
+    "a key with a dot": ({"a.b": ONE}, ["a.b"]),
+    "and within a key": ({"x": {"a.b": ONE, "a": {"c": ONE}}}, ["x.a.b", "x.a.c"]),
+    "two keys with dots": ({"x.y": {"a.b": ONE}}, ["x.y.a.b"]),
+    "a key that begins another": ({"a": {"lr": 1}, "a.b": {"c": ONE}}, ["a.b.c"]),
+    "three keys": ({"a": {"b": {"c": ONE}}}, ["a.b.c"]),
+    "four keys": ({"a": {"b": {"c": {"d": ONE}}}}, []),
+    "a trainer's tensor in the file": (ONE | {"model": MANY}, ["model", ""]),
+    "a trainer's tensor within a key": ({"state": ONE | {"model": MANY}}, ["state.model"]),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_every_part_that_a_refusal_names_is_read(tmp_path, name):
+    held, parts = TOLD[name]
+    path = saved(tmp_path / "m.pt", held)
+    with pytest.raises(TransferError) as error:
+        load_checkpoint(path)
+    (problem,) = error.value.problems
+    assert re.findall(r"part=\'([^']*)\'", problem.hint) == parts
+    assert [shlex.split(x) for x in re.findall(r"--part (\S+?)[; ]", problem.hint)] == [
+        [part] for part in parts
+    ]
+    for part in parts:
+        with load_checkpoint(path, part=part) as checkpoint:
+            assert any(isinstance(checkpoint.get(key), np.ndarray) for key in ("w", "x"))
+
+
+FLAT = {
+    "an average of more tensors": (TWO | {"ema": MANY}, None),
+    "a part's": ({"model": TWO | {"ema": MANY}}, "model"),
+    "the file's by name": (ONE | {"ema": MANY}, ""),
+    "a part's by name": ({"model": ONE | {"ema": MANY}}, "model"),
+}
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_a_module_is_read_beside_a_mapping_of_more_tensors(tmp_path, name):
+    held, part = FLAT[name]
+    with load_checkpoint(saved(tmp_path / "m.pt", held), part=part) as checkpoint:
+        assert list(checkpoint) == list(held["model"] if part else held)
+
+
+@pytest.mark.parametrize("part", [None, "", "model"])
+def test_a_printed_command_and_call_have_the_part_that_was_given(part):
+    held = Held(part, "")
+    assert shlex.split(held.options) == ([] if part is None else ["--part", part])
+    assert held.arguments == ("" if part is None else f", part={part!r}")
+
+
 class Runs:
     """Pickled, it would make a file when it is read."""
 
@@ -215,6 +271,11 @@ BAD = {  # what is in the file, the part asked for, what is said
     "no tensor at all": (of({"epoch": 3}), None, "expected names and tensors, got ['epoch']"),
     "two parts": (of(SPLIT), None, "take --part a or --part b; in Python, part='a' or part='b'"),
     "no such part": (of({"state_dict": STATE}), "state_dit", "nearest: state_dict"),
+    "no such part of a part": (
+        of({"a": {"b": STATE}}),
+        "a.c",
+        "part: expected one of its keys, got 'a.c'; they are ['a'] nearest: a.b",
+    ),
     "a part of no mapping": (of([1]), "state_dict", "part: expected one of its keys"),
     "a part without tensors": (of({"model": {"epoch": 3}}), "model", "got ['epoch']"),
 }

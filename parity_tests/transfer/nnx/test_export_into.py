@@ -11,6 +11,7 @@ from flax import nnx
 from helpers.parity import five_kinds
 from jax_attn import transfer
 from jax_attn.transfer import LINEAR, Layout, TransferError, ignored, linear, row, tied
+from jax_attn.transfer.nnx.adapters import refuse_adapters
 
 
 def problems_of(act) -> dict[str, str]:
@@ -144,6 +145,25 @@ ADAPTED = {
 }
 
 
+WORDS = {
+    "exploration.w": 0,
+    "flora.table": 0,
+    "q.lora_a": 1,
+    "adapters.down": 1,
+    "linear_adapter.w": 1,
+    "LoRADense_0.a": 1,
+    "BottleneckAdapter_0.w": 1,
+    "QLoRA_0.a": 1,
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_only_a_word_of_its_path_makes_an_array_an_adapters(name):
+    arrays = {**PLAIN, name: np.ones(3)}
+    refused = refuse_adapters(nnx.State(arrays), PLAIN)
+    assert [p.name for p in refused] == [name] * WORDS[name]
+
+
 @pytest.mark.parametrize("name", ADAPTED)
 def test_adapters_are_merged_or_refused_and_never_dropped(name):
     port, layout = ADAPTED[name]
@@ -169,7 +189,35 @@ def test_heads_and_experts_are_merged_by_their_axes():
     }
 
 
+SQUARE, DOWN, UP = (RNG.standard_normal(s) for s in ((5, 5), (5, 2), (2, 5)))
+ORDERED = {
+    "a kernel": ("kernel", DOWN, UP, DOWN @ UP),
+    "a kernel, factors as torch's": ("kernel", DOWN.T, UP.T, DOWN @ UP),
+    "a weight": ("weight", DOWN, UP, (DOWN @ UP).T),
+    "a weight, factors as torch's": ("weight", DOWN.T, UP.T, (DOWN @ UP).T),
+    "its own name ends so": ("q_kernel", DOWN.T, UP.T, DOWN @ UP),
+    "nothing added yet": ("w", DOWN, 0 * UP, 0 * SQUARE),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+@pytest.mark.parametrize("experts", [(), (3,)], ids=["one", "stacked"])
+def test_a_square_weight_gets_its_product_in_the_order_of_its_name(name, experts):
+    leaf, a, b, product = ORDERED[name]
+    arrays = {leaf: SQUARE, "lora_a": a, "lora_b": b}
+    port = {"q": {key: np.broadcast_to(x, experts + x.shape) for key, x in arrays.items()}}
+    with jax.enable_x64(True):
+        merged = transfer.flatten(transfer.merge_lora(port, scale=0.5))
+    (got,) = merged.values()
+    exact = np.broadcast_to(SQUARE + 0.5 * product, got.shape)
+    np.testing.assert_allclose(got, exact, rtol=0, atol=4 * np.finfo(np.float64).eps * 5)
+
+
 UNMERGED = {
+    "a square weight whose name tells no order": (
+        {"q": {"w": SQUARE, "lora_a": DOWN, "lora_b": UP}},
+        {"q.lora_a": "ambiguous"},
+    ),
     "no adapter": ({"q": PLAIN}, {"module": "missing"}),
     "half of one": ({"q": {**PLAIN, "lora_a": A}}, {"q.lora_b": "missing"}),
     "no weight that fits": (

@@ -23,7 +23,7 @@ from jax_attn.parity.checking.on_mesh import notes_on_mesh
 from jax_attn.parity.checking.port_weights import HeldWeights
 from jax_attn.parity.checking.probes import PortSide
 from jax_attn.parity.checking.reference_side import ReferenceSide
-from jax_attn.parity.checking.several_inputs import Given, each_of, joined, made_of_each
+from jax_attn.parity.checking.several_inputs import Given, each_of, join_results, made_of_each
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
@@ -152,7 +152,7 @@ def check(
     on_inputs = partial(port_on, port=port, call=port_call, mesh=mesh, specs=specs)
     is_several = isinstance(inputs, list)
     ports = made_of_each(every, on_inputs) if is_several else [on_inputs(every[0])]
-    result = joined(
+    result = join_results(
         [
             _checked(prepare, placed, tuple(transforms), layout)
             for prepare, placed in zip(prepares, ports, strict=True)

@@ -50,7 +50,7 @@ def made_of_each(several: Sequence[One], make: Callable[[One], Made]) -> list[Ma
     return made
 
 
-def joined(results: Sequence[Result]) -> Result:
+def join_results(results: Sequence[Result]) -> Result:
     """Join the results of one port on several inputs, in order.
 
     The transform of each tensor says on which inputs it was run. So does each finding, unless it

@@ -51,6 +51,11 @@ def expect_valid(
 def training_type_problems(
     reference: Any, port: Any, layout: Any, recipe: Recipe, port_optimizer: Any
 ) -> list[str]:
+    """List the arguments that have another type than `check_training` takes.
+
+    recipe: only its optimizer and its schedule are examined. port_optimizer: None if the port is
+    trained with `optax_like`.
+    """
     problems = type_problems(reference=reference, port=port, layout=layout)
     if not callable(recipe.optimizer):
         problems.append(

@@ -106,7 +106,11 @@ def own_values(option: str, recipe: Recipe, groups: Groups) -> list[Any]:
 
 
 def with_options(recipe: Recipe, **options: Any) -> Recipe:
-    """Return a recipe with other options: its own, or those of every group of its optimizer."""
+    """Return the same recipe with other options.
+
+    options: a field of `Recipe` replaces that field; any other name replaces the option of every
+    param_group of the optimizer.
+    """
     fields = {name: x for name, x in options.items() if name in Recipe.__dataclass_fields__}
     rest = {name: x for name, x in options.items() if name not in fields}
     return replace(recipe.with_options(**rest) if rest else recipe, **fields)

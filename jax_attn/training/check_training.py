@@ -84,7 +84,8 @@ def check_training(
         error of about 1e-5 in the first updates. A difference that vanishes in float64 is a note
         that states the drift. `nadam` and `clip_by_global_norm` compute something else, and FAIL.
       port_state: the optax state, or nnx.Optimizer, that the port goes on from; it is compared with
-        the state of torch's optimizer. The default is torch's state, carried through the table,
+        the state of torch's optimizer, bit for bit: pass the state that the run saved, or that
+        `load_optimizer` returns. The default is torch's state, carried through the table,
         which works for Adam, AdamW and SGD; with a new torch optimizer, a new state.
       reference_call: as for `check`.
       port_call: as for `check`.

@@ -6,7 +6,7 @@ and optimizer state, within rounding, is the cause.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -16,7 +16,7 @@ import optax
 from rich.console import Group
 from rich.text import Text
 
-from jax_attn.parity.explaining.explain import regions_of
+from jax_attn.parity.explaining.explain import Ended, regions_of
 from jax_attn.parity.explaining.explanation import Explanation
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.compare import TensorReport, Verdict
@@ -102,6 +102,8 @@ def explain_training(
 ) -> TrainingExplanation:
     """Find where a training first differs from its reference's, and what explains it.
 
+    An interruption ends the search; what it had found is kept.
+
     result: that of `check_training`. tx: the transformation that trained the port.
     """
     failed = [t for t in result.tensors if t.verdict is Verdict.FAIL]
@@ -109,12 +111,28 @@ def explain_training(
     stages = set(map(_stage, failed))
     wrong = {f"parameter {t.name}" for t in failed if _stage(t) == _GRADIENTS}
     dtype = reference.loop.dtype
-    regions = regions_of(*_first_batch(reference, port), wrong, dtype) if wrong else ()
-    is_late = stages == {_FREE_RUN}  # an option acts later, such as a step of a schedule
+    found = regions_of(*_first_batch(reference, port), wrong, dtype) if wrong else Ended(())
+    causes: tuple[Finding, ...] = ()
+    stopped = found.stopped
+    if stopped != "interrupted":
+        try:
+            causes = _causes_after(stages, reference, port, tx)
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+    return TrainingExplanation(result, found.regions, first, causes, stopped=stopped)
+
+
+def _causes_after(
+    stages: Collection[int],
+    reference: ReferenceTraining,
+    port: PortLoop,
+    tx: optax.GradientTransformation,
+) -> tuple[Finding, ...]:
+    """Return the causes of wrong updates. stages: those of which a tensor is wrong."""
+    is_late = set(stages) == {_FREE_RUN}  # an option acts later, such as a step of a schedule
     if is_late:
         reference = reference.replaying(min(reference.steps, _MOST_UPDATES))
-    causes = tuple(_causes(reference, port, tx)) if is_late or _UPDATES in stages else ()
-    return TrainingExplanation(result, regions, first, causes)
+    return tuple(_causes(reference, port, tx)) if is_late or _UPDATES in stages else ()
 
 
 def _first_batch(reference: ReferenceTraining, port: PortLoop) -> tuple[Reference, Port]:

@@ -33,6 +33,9 @@ Decays = Mapping[str, float]
 Factors = np.ndarray
 """A factor for each update, of its learning rate or of its gradient."""
 
+_TORCHS_EPS = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to the norm."""
+
 _SHOWN = 5
 """The number of updates whose rates are shown."""
 
@@ -102,11 +105,11 @@ def _fit(
 
 
 def _by_key(reference: ReferenceTraining, replay: Replay) -> dict[str, list[np.ndarray]]:
-    """Return all that a replay shows of each parameter, by torch key."""
+    """Return all that a replay shows of each parameter that the table reads, by torch key."""
     paths = reference.loop.to_paths
     moments = (replay.moments.get(name, {}) for name in reference.replays.own.moments)
     parts = [paths.by_key(arrays) for arrays in (*replay.moved.values(), *moments)]
-    return {key: [part[key] for part in parts] for key in paths.names}
+    return {key: [part[key] for part in parts] for key in parts[0]}
 
 
 def _slopes(here: Arrays, there: Arrays) -> dict[str, np.ndarray]:
@@ -147,18 +150,34 @@ def _scaled(recipe: Recipe, factors: Factors) -> Trial:
 
 
 def _rated(recipe: Recipe, factors: Factors) -> Trial:
-    """Return a recipe without its schedule, the rate of each update times its factor."""
+    """Return a recipe with the scheduled rate of each update times its factor.
+
+    An update whose scheduled rates are all 0 has the optimizer's own rates times its factor.
+    """
 
     class Rates:
         def __init__(self, optimizer: torch.optim.Optimizer):
             self._groups, self._left = optimizer.param_groups, iter(map(float, factors))
-            self._own = [group["lr"] for group in self._groups]
-            self.step()
+            self._own = [float(group["lr"]) for group in self._groups]
+            self._set(self._own)  # numbers: a scheduler fills a tensor in place
+            self._inner = recipe.schedule(optimizer) if recipe.schedule else None
+            self._multiply()
 
         def step(self) -> None:
+            self._set(self._scheduled)  # a scheduler may go on from the last rate
+            if self._inner is not None:
+                self._inner.step()
+            self._multiply()
+
+        def _multiply(self) -> None:
+            self._scheduled = [float(group["lr"]) for group in self._groups]
             factor = next(self._left, 1.0)
-            for group, rate in zip(self._groups, self._own, strict=True):
-                group["lr"] = rate * factor
+            rates = self._scheduled if any(self._scheduled) else self._own
+            self._set([rate * factor for rate in rates])
+
+        def _set(self, rates: Sequence[float]) -> None:
+            for group, rate in zip(self._groups, rates, strict=True):
+                group["lr"] = rate
 
     return Trial(replace(recipe, schedule=Rates))
 
@@ -212,27 +231,27 @@ def _groups(reference: ReferenceTraining, recipe: Recipe) -> list[dict[str, Any]
 
 
 def _own_decays(reference: ReferenceTraining, recipe: Recipe) -> dict[str, float]:
-    """Return the weight decay of each parameter; 0 for those that the optimizer omits."""
+    """Return the weight decay of each parameter that the optimizer holds."""
     module = copy.deepcopy(reference.loop.module)
     key = {id(p): name for name, p in module.named_parameters()}
     groups = recipe.optimizer(module).param_groups
-    own = {key[id(p)]: float(group["weight_decay"]) for group in groups for p in group["params"]}
-    return dict.fromkeys(key.values(), 0.0) | own
+    return {key[id(p)]: float(group["weight_decay"]) for group in groups for p in group["params"]}
 
 
 def _rounded(own: Decays, fitted: Decays) -> dict[str, float]:
     """Return the decays that are meant by fitted ones: the own, 0, or a common number.
 
-    A parameter whose decay does not show, such as one of zeros, is taken to be like the others.
+    A parameter whose decay does not show, such as one of zeros, is taken to be like the others if
+    the reference decays it like them; otherwise it keeps its own.
     """
     decays: dict[str, float] = {}
     for key, decay in fitted.items():
         known = (own[key], 0.0, *decays.values())
         meant = (x for x in known if abs(decay - x) <= max(_SAME * abs(x), _NONE))
         decays[key] = next(meant, float(f"{decay:.6g}"))
-    common = set(decays.values())
-    alike = dict.fromkeys(own, *common) if len(common) == 1 else own
-    return {**alike, **decays}
+    pairs = {(own[key], decay) for key, decay in decays.items()}
+    meant_by = dict(pairs) if len(pairs) == 1 else {}
+    return {key: decays.get(key, meant_by.get(before, before)) for key, before in own.items()}
 
 
 def _of_decays(reference: ReferenceTraining, own: Decays, decays: Decays) -> list[str]:
@@ -241,7 +260,8 @@ def _of_decays(reference: ReferenceTraining, own: Decays, decays: Decays) -> lis
     for key, decay in decays.items():
         if decay != own[key]:
             changed.setdefault((decay, own[key]), []).append(key)
-    ranks = {key: p.ndim for key, p in reference.loop.module.named_parameters()}
+    parameters = reference.loop.module.named_parameters()
+    ranks = {key: p.ndim for key, p in parameters if key in own}
     named = {
         "": set(ranks),
         " of all but matrices": {key for key, rank in ranks.items() if rank < 2},
@@ -269,11 +289,23 @@ def _way(reference: ReferenceTraining) -> str:
 def _as_clipping(
     reference: ReferenceTraining, recipe: Recipe, factors: Factors
 ) -> RecipeBug | None:
-    """Return the clipping by norm that scales gradients so; None if none does."""
+    """Return the clipping by norm that scales gradients so: the own, or another; None if none."""
     own = recipe.clip_norm
     norms = np.array(
         [math.sqrt(sum(np.square(g).sum() for g in gs)) for gs in gradients_of_updates(reference)]
     )
+
+    def off(expected: Factors) -> float:
+        return float(np.abs(factors / expected - 1).max())
+
+    if own is not None:
+        torchs, plain = (np.minimum(1.0, own / (norms + eps)) for eps in (_TORCHS_EPS, 0.0))
+        # Factors that lie in the middle, or further off, do not tell the two apart.
+        if off(plain) < np.abs(torchs / plain - 1).max() / 2:
+            words = f"clip_norm={own} without the 1e-6 that torch adds to the norm"
+            return RecipeBug(Finding("recipe-option", words), _scaled(recipe, plain))
+        if off(torchs) <= _SAME:
+            return RecipeBug(None, Trial(recipe))
     is_clipped = factors < 1 - _NONE
     if not is_clipped.any():
         says = Finding("recipe-option", "no clip_norm") if own else None
@@ -282,30 +314,28 @@ def _as_clipping(
     limits = (factors * norms)[is_clipped]
     limit = float(f"{limits.mean():.6g}")
     expected = np.minimum(1.0, limit / norms)
-    if np.abs(factors / expected - 1).max() > _SAME:
+    if off(expected) > _SAME:
         return None
-    is_own = own is not None and abs(limit - own) <= _SAME * own
     words = f" in place of {own}" if own else ", which the reference lacks"
-    words = " without the 1e-6 that torch adds to the norm" if is_own else words
-    says = Finding("recipe-option", f"clip_norm={own if is_own else limit}{words}")
+    says = Finding("recipe-option", f"clip_norm={limit}{words}")
     return RecipeBug(says, _scaled(recipe, expected))
 
 
 def _as_rates(reference: ReferenceTraining, recipe: Recipe, factors: Factors) -> RecipeBug:
     """Return the rates in words: a factor of the reference's, or another schedule."""
-    own = np.ones_like(factors)
+    acts: np.ndarray = np.ones(len(factors), bool)
     if recipe.schedule is not None:
         optimizer = recipe.optimizer(copy.deepcopy(reference.loop.module))
-        plain = optimizer.param_groups[0]["lr"]
-        own = learning_rates(recipe.schedule(optimizer), len(factors))[0][0] / plain
-    shares = factors / np.where(own, own, 1.0)
-    if np.abs(shares / shares[0] - 1).max() > _NONE:
-        told = joined([f"{share:.4g}" for share in shares[:_SHOWN]])
+        rates, *_ = learning_rates(recipe.schedule(optimizer), len(factors))
+        acts = np.asarray(rates.any(axis=0))
+    share = factors[acts][0] if acts.any() else 1.0
+    if np.abs(factors - share * acts).max() > _NONE * abs(share):
+        told = joined([f"{factor:.4g}" for factor in factors[:_SHOWN]])
         has = "another schedule" if recipe.schedule else "a schedule, which the reference lacks"
         words = f"{has}: its rates are {told} times the reference's in the first updates"
         return RecipeBug(Finding("recipe-schedule", words), _rated(recipe, factors))
-    factor = float(f"{shares[0]:.6g}")
+    factor = float(f"{share:.6g}")
     if factor == 1:
         return RecipeBug(None, Trial(recipe))
     says = Finding("recipe-rate", f"a learning rate {factor:.6g} times as large")
-    return RecipeBug(says, _rated(recipe, factor * own))
+    return RecipeBug(says, _rated(recipe, factor * acts))

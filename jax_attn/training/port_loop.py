@@ -33,8 +33,13 @@ JaxLoss = Callable[[nnx.Module, Mapping[str, jax.Array]], jax.Array]
 class PortLoop:
     """An NNX module and its training data; never changed. Its parameters are a flat dict.
 
-    loss: (module, batch of JAX arrays) -> scalar. batches, dtype: as for `TorchLoop`. state: the
-    arrays of the optimizer's state from which the run goes on, by place; None for a new one.
+    Attributes:
+      module: the port.
+      loss: a function (module, batch of JAX arrays) -> scalar.
+      state: place in the optimizer's state -> the array from which every run goes on; None if every
+        run begins with a new state.
+      batches: the batches as JAX arrays; floating arrays have the port's dtype.
+      start: path -> master weight before the first update.
     """
 
     def __init__(self, module: nnx.Module, loss: JaxLoss, batches: Sequence[Batch], dtype: str):
@@ -134,7 +139,14 @@ _DRIFTS, _MOST = (1, 100, 10_000), 2**31
 
 
 class _Updates:
-    """Updates of parameters by a compiled optimizer, in the optimizer's own dtype."""
+    """Parameters and an optimizer's state, which each update replaces.
+
+    The update is compiled, and computes in the optimizer's own dtype.
+
+    Attributes:
+      now: path -> the parameter after the updates made.
+      state: the optimizer's state after them.
+    """
 
     def __init__(
         self,

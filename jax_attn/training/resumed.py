@@ -26,8 +26,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 class Resumed:
     """The state of the port's optimizer before the first update.
 
-    arrays: by place, such as "0.mu.kernel"; None for a new one. differences: how it is unlike
-    torch's. notes: what was not compared.
+    Attributes:
+      arrays: place in the state, such as "0.mu.kernel", -> array; None if the state is new.
+      differences: a sentence on each array that is not torch's.
+      notes: why the two states were not compared, if they were not.
     """
 
     arrays: Arrays | None = None
@@ -116,5 +118,5 @@ def _given(new: Any, port_state: Any) -> dict[str, np.ndarray]:
 def _difference(where: str, got: np.ndarray, want: np.ndarray, is_count: bool) -> str:
     if is_count:
         return f"optimizer state: the port's {where} is {got}, and torch has made {want} updates"
-    most = float(np.abs(np.float64(got) - np.float64(want)).max())
+    most = float(np.abs(np.float64(got) - np.float64(want)).max(initial=0.0))
     return f"optimizer state: the port's {where} differs from torch's by up to {most:.3g}"

@@ -2,7 +2,6 @@
 right."""
 
 import json
-from functools import partial
 
 import jax
 import numpy as np
@@ -11,13 +10,19 @@ import pytest
 import torch
 from flax import nnx
 from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from helpers.parity.training_checks import adamw, linear_check
 from helpers.schema_problems import problems
 from jax_attn import GroupedQueryAttention, parity, transfer
+from jax_attn.parity.explaining import explain as explaining
 from jax_attn.parity.judge.text import finite
-from jax_attn.selfcheck.training_bugs.cases import judge_case
+from jax_attn.selfcheck.training_bugs.cases import IN, OUT, judge_case, layers
 from jax_attn.selfcheck.training_bugs.optimizer_bugs import OPTIMIZER_BUGS
+from jax_attn.training import explain
+from jax_attn.training.optimizers.optax_like import optax_like
+from jax_attn.training.optimizers.terms import clip_by_norm
+from jax_attn.transfer import ignored
 from torch_ref import DESIGNS
 
 CAUSES = {
@@ -83,44 +88,146 @@ def test_wrong_updates_have_the_recipe_that_makes_them(bug):
 
 MATRICES = {"mask": lambda params: jax.tree.map(lambda a: a.ndim > 1, params)}
 COUPLED = optax.add_decayed_weights(0.2)
+CLIPPED = clip_by_norm(0.3)  # as torch clips, whose norms here are larger
+
+
+def decaying(kind, decay=0.2, lr=0.02, **options):
+    return lambda m: kind(m.parameters(), lr=lr, weight_decay=decay, **options)
+
+
+def one_cycle(optimizer):
+    """Cycle the rate, and the momentum."""
+    return OneCycleLR(optimizer, 0.04, total_steps=7)
+
+
+def warm_up(optimizer):
+    """Begin with a rate of 0."""
+    return LambdaLR(optimizer, lambda t: t / 4)
+
+
+def weight_alone(m):
+    """Omit the bias."""
+    return AdamW([m.weight], lr=0.02, weight_decay=0.2)
+
+
+def still_bias(m):
+    """Have a bias whose decay does not show, because its rate is 0."""
+    groups = [{"params": [m.weight]}, {"params": [m.bias], "lr": 0.0, "weight_decay": 0.0}]
+    return AdamW(groups, lr=0.02, weight_decay=0.2)
+
+
+def frozen_bias(tx):
+    return optax.multi_transform(
+        {"trained": tx, "frozen": optax.set_to_zero()}, {"kernel": "trained", "bias": "frozen"}
+    )
+
+
+def like(optimizer, schedule):
+    """Return the optax transformation of a recipe of torch's."""
+    own = optimizer(layers("float32")[0])
+    return optax_like(own, schedule=schedule(own), steps=3)
+
+
 FITTED = {
-    # torch's optimizer, the port's, what the cause says
-    "another decay": (AdamW, optax.adamw(0.02, weight_decay=0.05), "weight_decay=0.05 in place"),
+    # torch's optimizer, the port's, what the cause says, options of the reference's recipe
+    "another decay": (
+        decaying(AdamW),
+        optax.adamw(0.02, weight_decay=0.05),
+        "weight_decay=0.05 in place of 0.2",
+    ),
     "decay of matrices alone": (
-        AdamW,
+        decaying(AdamW),
         optax.adamw(0.02, weight_decay=0.2, **MATRICES),
         "weight_decay=0.0 of all but matrices in place of 0.2",
     ),
-    "coupled": (AdamW, optax.chain(COUPLED, optax.adam(0.02)), "decoupled_weight_decay=False"),
+    "a parameter that the optimizer omits": (
+        weight_alone,
+        frozen_bias(optax.adamw(0.02, weight_decay=0.05)),
+        "weight_decay=0.05 in place of 0.2",
+    ),
+    "a decay that does not show": (
+        still_bias,
+        frozen_bias(optax.adamw(0.02, weight_decay=0.05)),
+        "weight_decay=0.05 of matrices in place of 0.2",
+    ),
+    "coupled": (
+        decaying(AdamW),
+        optax.chain(COUPLED, optax.adam(0.02)),
+        "decoupled_weight_decay=False in place of True",
+    ),
     "apart from the momentum": (
-        partial(SGD, momentum=0.9),
+        decaying(SGD, momentum=0.9),
         optax.chain(optax.trace(0.9), COUPLED, optax.scale(-0.02)),
         "a weight decay apart from the gradient",
     ),
     "another way, and optax's default": (
-        Adam,
+        decaying(Adam),
         optax.adamw(0.02, weight_decay=0.01),
         "decoupled_weight_decay=True in place of False and weight_decay=0.01 in place of 0.2",
     ),
     "a rate and a decay": (
-        AdamW,
+        decaying(AdamW),
         optax.adamw(0.06, weight_decay=0.05),
         "weight_decay=0.05 in place of 0.2 and a learning rate 3 times as large",
     ),
     "a clip of the port alone": (
-        AdamW,
+        decaying(AdamW),
         optax.chain(optax.clip_by_global_norm(0.3), optax.adamw(0.02, weight_decay=0.2)),
         "clip_norm=0.3, which the reference lacks",
     ),
+    "another clip": (
+        decaying(AdamW),
+        optax.chain(optax.clip_by_global_norm(0.4), optax.adamw(0.02, weight_decay=0.2)),
+        "clip_norm=0.4 in place of 0.3",
+        {"clip_norm": 0.3},
+    ),
+    "own clip kept, decay of matrices": (
+        decaying(AdamW),
+        optax.chain(CLIPPED, optax.adamw(0.02, weight_decay=0.2, **MATRICES)),
+        "weight_decay=0.0 of all but matrices in place of 0.2",
+        {"clip_norm": 0.3},
+    ),
+    "own clip kept, a rate": (
+        decaying(AdamW),
+        optax.chain(CLIPPED, optax.adamw(0.06, weight_decay=0.05)),
+        "weight_decay=0.05 in place of 0.2 and a learning rate 3 times as large",
+        {"clip_norm": 0.3},
+    ),
+    "own clip without its eps, a decay": (
+        decaying(AdamW),
+        optax.chain(optax.clip_by_global_norm(0.3), optax.adamw(0.02, weight_decay=0.05)),
+        "weight_decay=0.05 in place of 0.2 and clip_norm=0.3 without the 1e-6 that torch adds to "
+        "the norm",
+        {"clip_norm": 0.3},
+    ),
     "a clip by value of the port alone": (
-        SGD,
+        decaying(SGD),
         optax.chain(optax.clip(0.1), COUPLED, optax.sgd(0.02)),
         "clip_value=0.1, which the reference lacks",
     ),
     "a schedule of the port alone": (
-        AdamW,
+        decaying(AdamW),
         optax.adamw(optax.linear_schedule(0.002, 0.02, 4), weight_decay=0.2),
-        "a schedule, which the reference lacks: its rates are 0.1, 0.325 and 0.55 times",
+        "a schedule, which the reference lacks: its rates are 0.1, 0.325 and 0.55 times the "
+        "reference's in the first updates",
+    ),
+    "own cycled momentum kept, a decay": (
+        decaying(SGD, momentum=0.9),
+        like(decaying(SGD, 0.05, momentum=0.9), one_cycle),
+        "weight_decay=0.05 in place of 0.2",
+        {"schedule": one_cycle},
+    ),
+    "own schedule kept, whose first rate is 0": (
+        decaying(AdamW),
+        like(decaying(AdamW, 0.05), warm_up),
+        "weight_decay=0.05 in place of 0.2",
+        {"schedule": warm_up},
+    ),
+    "own schedule kept, of a rate in a tensor": (
+        decaying(AdamW, lr=torch.tensor(0.02)),
+        like(decaying(AdamW, 0.05), one_cycle),
+        "weight_decay=0.05 in place of 0.2",
+        {"schedule": one_cycle},
     ),
 }
 
@@ -128,14 +235,38 @@ FITTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FITTED)
 def test_numbers_of_a_recipe_are_fitted_to_the_ports_updates(name):
-    kind, own, said = FITTED[name]
+    optimizer, own, said, *options = FITTED[name]
     result = linear_check(
-        optimizer=lambda m: kind(m.parameters(), lr=0.02, weight_decay=0.2),
-        port_optimizer=own,
+        optimizer=optimizer, port_optimizer=own, steps=3, **(options[0] if options else {})
+    )
+    (cause,) = result.explain().causes
+    assert cause == said
+
+
+class Ignored(torch.nn.Linear):
+    """A linear layer with a parameter that its port lacks; the loss hardly depends on it."""
+
+    def __init__(self):
+        super().__init__(IN, OUT)
+        self.extra = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, input):
+        return super().forward(input) + 0.0 * self.extra.sum()
+
+
+@pytest.mark.slow
+def test_a_parameter_that_the_table_ignores_is_left_out_of_the_fit():
+    reference = Ignored()
+    reference.load_state_dict(layers("float32")[0].state_dict(), strict=False)
+    result = linear_check(
+        reference=reference,
+        layout=transfer.LINEAR + transfer.Layout(ignored("extra", "the port lacks it")),
+        optimizer=decaying(AdamW),
+        port_optimizer=optax.adamw(0.02, weight_decay=0.05),
         steps=3,
     )
     (cause,) = result.explain().causes
-    assert said in cause
+    assert cause == "weight_decay=0.05 in place of 0.2"
 
 
 @pytest.mark.slow
@@ -165,18 +296,48 @@ class Scaled(nnx.Module):
         return self.attention(query) * 1.03
 
 
-@pytest.mark.slow
-def test_wrong_gradients_are_explained_as_those_of_a_check_are():
+@pytest.fixture(scope="module")
+def scaled_result():
     torch.manual_seed(0)
     reference, port = DESIGNS["gqa"](13, 6, 3, head_dim=5), Scaled()
     layout = transfer.LAYOUTS["gqa"].under("", "attention")
     transfer.load(port, reference.state_dict(), layout)
     rng = np.random.default_rng(0)
     batch = {name: rng.standard_normal((3, 7, 13), np.float32) for name in ("query", "target")}
-    result = parity.check_training(
+    return parity.check_training(
         reference, port, [batch], layout=layout, optimizer=adamw, loss="mse", steps=3
     )
-    explanation = result.explain()
+
+
+@pytest.mark.slow
+def test_wrong_gradients_are_explained_as_those_of_a_check_are(scaled_result):
+    explanation = scaled_result.explain()
     (cause, *_) = explanation.regions[0].causes
     assert (cause.name, cause.value) == ("scale", pytest.approx(1.03, rel=1e-4))
     assert explanation.first_wrong.kind == "gradient of parameter"
+
+
+def interrupted(*args):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_for_regions_is_told_and_ends_the_explanation(
+    scaled_result, monkeypatch
+):
+    monkeypatch.setattr(explaining, "find_causes", interrupted)
+    monkeypatch.setattr(explain, "_causes", lambda *args: pytest.fail("not ended"))
+    explanation = scaled_result.explain()
+    assert explanation.stopped == "interrupted"
+    assert explanation.regions
+    assert explanation.to_json()["stopped"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_for_a_recipe_is_told(monkeypatch):
+    result = linear_check(port_optimizer=optax.sgd(0.2))
+    monkeypatch.setattr(explain, "recipe_bugs", interrupted)
+    explanation = result.explain()
+    assert (explanation.stopped, explanation.causes) == ("interrupted", ())
+    assert explanation.first_wrong.transform.startswith("update")
+    assert "interrupted" in str(explanation)

@@ -45,7 +45,7 @@ def explain_result(
     if result.verdict is Verdict.PASS or differs_on_the_mesh(result):
         return Explanation(result, ())
     wanted = _wrong_outputs(result, reference) or _wrong_gradients(result, port, layout)
-    found = _search(reference, port, wanted, result.dtype) if wanted else _Ended(())
+    found = regions_of(reference, port, wanted, result.dtype) if wanted else Ended(())
     reference.expect_unwritten()
     return Explanation(result, found.regions, stopped=found.stopped)
 
@@ -84,25 +84,20 @@ def _paths(port: Port, layout: Layout | None, names: Collection[str]) -> set[str
     return {paths[int(n)] for name in names for n in np.unique(made_of[name])}
 
 
-def regions_of(
-    reference: Reference, port: Port, wanted: Collection[str], dtype: str
-) -> tuple[Region, ...]:
-    """Find the regions that make any of `wanted` wrong, each with its possible causes.
-
-    wanted: wrong outputs of the port ("output …"), or wrong gradients ("parameter …", "input …").
-    """
-    return _search(reference, port, wanted, dtype).regions
-
-
-class _Ended(NamedTuple):
+class Ended(NamedTuple):
     """The regions that a search has found. stopped: why it ended early, or ""."""
 
     regions: tuple[Region, ...]
     stopped: str = ""
 
 
-def _search(reference: Reference, port: Port, wanted: Collection[str], dtype: str) -> _Ended:
-    """Search for regions; an interruption, or the end of the work allowed, leaves those found."""
+def regions_of(reference: Reference, port: Port, wanted: Collection[str], dtype: str) -> Ended:
+    """Find the regions that make any of `wanted` wrong, each with its possible causes.
+
+    An interruption, or the end of the work allowed, leaves those found.
+
+    wanted: wrong outputs of the port ("output …"), or wrong gradients ("parameter …", "input …").
+    """
     places: dict[int, list[Region]] = {}
     allowance, stopped = Allowance(), ""
     try:
@@ -115,7 +110,7 @@ def _search(reference: Reference, port: Port, wanted: Collection[str], dtype: st
     told: dict[Any, Region] = {}
     for region in chain.from_iterable(places.values()):
         told.setdefault(_told(region), region)
-    return _Ended(tuple(told.values()), stopped)
+    return Ended(tuple(told.values()), stopped)
 
 
 def _places(

@@ -83,6 +83,12 @@ ALTERED = {
     "another transform": ("made", made(0, ("pmap",)), "what the file made"),
     "a note that it is strict": ("made", made(1, "yes"), "what the file made"),
     "a table with code": ("made", made(2, ("import os",)), "what the file made"),
+    "a tuple for paths": (
+        "made",
+        lambda answer: (*answer[:3], answer[3]._replace(caches=("a",)), *answer[4:]),
+        "what the file made",
+    ),
+    "a refusal without a problem": ("to_torch", lambda _: ("loading", ()), "arrays by name"),
     "another note": ("on_mesh", lambda _: (StandingNote("scope", "all"),), "notes on its mesh"),
     "words for files": ("files", lambda _: "all", "names of files"),
 }

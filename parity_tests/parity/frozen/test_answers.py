@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import socket
 from dataclasses import replace
 
 import ml_dtypes
@@ -15,7 +16,7 @@ from helpers.parity.asked_here import AskedHere
 from helpers.parity.written_golden import DATA, B, attention
 from jax_attn.parity import Pair, Verdict, check, load_golden
 from jax_attn.parity.frozen.check_frozen import judged_by_answers
-from jax_attn.parity.frozen.messages import MessageError, parsed, written
+from jax_attn.parity.frozen.messages import MessageError, parsed, receive, written
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.pair.errors import PairError
 from jax_attn.transfer import LAYOUTS
@@ -147,3 +148,12 @@ def test_arrays_travel_bit_for_bit_and_objects_do_not():
             assert (back.dtype, back.shape, back.tobytes()) == (dtype, shape[::-1], array.tobytes())
     with pytest.raises(TypeError, match=r"expected an array of .*, got object"):
         written((np.array([Runs()]),))
+
+
+def test_words_are_bounded_where_the_free_memory_is_not_known():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((2**40).to_bytes(8, "little"))
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(MessageError, match="more than the"):
+            receive(ours)

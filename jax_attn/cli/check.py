@@ -55,7 +55,7 @@ from jax_attn.report.files import RESULT_FILES
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(min=0, max=10**7, min_open=True),
     default=TIMEOUT,
     show_default=True,
     metavar="SECONDS",
@@ -108,7 +108,8 @@ def command(
         )
     if golden is None and expect_digest is not None:
         problems.append("--expect-digest: goes with --golden")
-    if expect_digest is None and timeout != TIMEOUT:
+    source = context.get_parameter_source("timeout")
+    if expect_digest is None and source is ParameterSource.COMMANDLINE:
         problems.append("--timeout: goes with --expect-digest")
     if golden is not None and report is not None and _is_within(report, golden):
         problems.append(f"--report: expected a folder outside of --golden, got {report}")
@@ -121,7 +122,8 @@ def command(
     expect_writable("--report", report, RESULT_FILES)
     settle_platforms()
     if report is not None:  # before a port's process runs, which could write to any file
-        importlib.import_module("jax_attn.report.result_files")
+        for module in ("jax_attn.report.result_files", "jinja2", "encodings.unicode_escape"):
+            importlib.import_module(module)
     options = {name: values[name] for name in given}
     words = [*typed(options), *(["--training"] if training else [])]
     words += ["--golden", str(golden)] if golden else []

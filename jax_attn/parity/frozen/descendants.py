@@ -1,6 +1,7 @@
 """Find and end every process that a process started, also those that left its group.
 
-On Linux, this process adopts orphans meanwhile. Elsewhere, only the group is known.
+On Linux, this process adopts orphans meanwhile. Elsewhere, only the group is known. A process that
+another one starts at the file's request, such as cron or a daemon, is no descendant.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SET_ADOPTING, _GET_ADOPTING = 36, 37  # prctl's PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER
+_GET_DUMPABLE, _SET_DUMPABLE = 3, 4  # prctl's PR_GET_DUMPABLE and PR_SET_DUMPABLE
 _LOOKS_EVERY = 0.02
 
 
@@ -30,6 +32,25 @@ def adopting_orphans() -> Iterator[None]:
         yield
     finally:
         libc.prctl(_SET_ADOPTING, before.value, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def out_of_reach() -> Iterator[None]:
+    """Keep processes of the same user from this one's memory and files, in this context.
+
+    On Linux, they can neither trace it nor open its descriptors, unless they are root's.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    before = libc.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+    try:
+        yield
+    finally:
+        # 2, which an administrator may have set, cannot be set here.
+        libc.prctl(_SET_DUMPABLE, int(before == 1), 0, 0, 0)
 
 
 class Descendants(NamedTuple):
@@ -51,13 +72,17 @@ class Descendants(NamedTuple):
             time.sleep(_LOOKS_EVERY)
         return frozenset()
 
-    def kill(self, seconds: float = 10.0) -> None:
-        """End all of them. Children of one that ends are adopted, and ended too."""
+    def kill(self, seconds: float = 10.0) -> frozenset[int]:
+        """End all of them, and return those that still run, if others start as fast as they end.
+
+        Children of one that ends are adopted, and ended too.
+        """
         end = time.monotonic() + seconds
         while (running := self._running()) and time.monotonic() < end:
             for process in running:
                 _kill(process)
             time.sleep(_LOOKS_EVERY)
+        return running
 
     def _running(self) -> frozenset[int]:
         """Return those that run, after adopted ones that have ended are reaped."""

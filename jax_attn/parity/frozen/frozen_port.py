@@ -41,10 +41,13 @@ def made(process: PortProcess, options: Mapping[str, Any], given: Mapping[str, A
         transforms, strict, table, facts, platform, jax_part = answer
         layout = None if table is None else layout_of(table)
         is_right = (
-            *(_are_words(transforms), {*transforms} <= {*TRANSFORMS}, len(transforms) > 0),
+            *(_are_words(transforms, tuple), {*transforms} <= {*TRANSFORMS}, len(transforms) > 0),
             *(isinstance(strict, bool), isinstance(facts, PortFacts), _is_word(platform)),
             *(isinstance(facts.is_on_mesh, bool), isinstance(facts.is_cut, bool)),
-            *(_are_words(paths) for paths in (facts.drawn, facts.caches, facts.narrow_rows)),
+            *(
+                _are_words(paths, frozenset)
+                for paths in (facts.drawn, facts.caches, facts.narrow_rows)
+            ),
             *(isinstance(jax_part.get(name), kind) for name, kind in _JAX_PART.items()),
             *(jax_part.keys() == _JAX_PART.keys(), _are_words(jax_part["devices"])),
         )
@@ -149,7 +152,7 @@ class FrozenWeights:
     def to_torch(self, arrays: Arrays) -> Arrays:
         answer = self.process.ask("to_torch", arrays)
         match answer:
-            case (str(doing), problems) if doing.isprintable():
+            case (str(doing), problems) if doing.isprintable() and problems:
                 raise TransferError(doing, self._problems(problems))
         return _arrays(self.process, answer)
 
@@ -200,8 +203,8 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def _are_words(values: Any) -> bool:
-    return isinstance(values, tuple | frozenset) and all(map(_is_word, values))
+def _are_words(values: Any, kind: Any = tuple | frozenset) -> bool:
+    return isinstance(values, kind) and all(map(_is_word, values))
 
 
 def _is_printable(words: Any) -> bool:

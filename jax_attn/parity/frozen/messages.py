@@ -56,11 +56,13 @@ def send(channel: socket.socket, value: Any, *, seconds: float | None = None) ->
     seconds: how long it may take.
     """
     parts = written(value)
-    channel.settimeout(None if seconds is None else max(seconds, _LEAST))
+    end = None if seconds is None else time.monotonic() + seconds
     try:
         for part in parts:
-            channel.sendall(len(part).to_bytes(8, "little"))
-            channel.sendall(part)
+            for piece in (len(part).to_bytes(8, "little"), part):
+                left = None if end is None else max(end - time.monotonic(), _LEAST)
+                channel.settimeout(left)  # of the whole piece
+                channel.sendall(piece)
     except TimeoutError as error:
         raise TooSlowError from error
     except OSError as error:
@@ -107,12 +109,16 @@ def receive(
             held += piece
         return held
 
-    words = None if limit is None else min(limit, _WORDS)
+    words = _WORDS if limit is None else min(limit, _WORDS)
     return parsed(_part(read, words), _part(read, limit))
 
 
 def _part(read: Callable[[int], bytearray], limit: int | None) -> bytearray:
     size = int.from_bytes(read(8), "little")
     if limit is not None and size > limit:
-        raise MessageError(f"wrote {size:,} bytes at once, more than the {limit:,} that may come")
+        raise MessageError(
+            f"wrote {size:,} bytes at once, more than the {limit:,} that may come; "
+            "arrays may fill a quarter of the free memory: free some, or capture the "
+            "reference with --parameters"
+        )
     return read(size)

@@ -120,7 +120,8 @@ def answered(question: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, 
     except MemoryError as error:
         return "memory", str(error)
     except BaseException as error:  # a user's code may raise anything
-        if (refused := refusal(error)) is None:
+        refused = error if isinstance(error, PairError) else refusal(error)
+        if refused is None:
             raise  # a mistake of this package
         name = refused.name if isinstance(refused, MissingModuleError) else ""
         return "refused", (str(refused), name)

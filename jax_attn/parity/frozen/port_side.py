@@ -13,7 +13,12 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from jax_attn.environment import free_memory
-from jax_attn.parity.frozen.descendants import Descendants, adopting_orphans, children
+from jax_attn.parity.frozen.descendants import (
+    Descendants,
+    adopting_orphans,
+    children,
+    out_of_reach,
+)
 from jax_attn.parity.frozen.messages import MessageError, TooSlowError, receive, send
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.pair.errors import MissingModuleError, PairError
@@ -47,6 +52,7 @@ class PortProcess:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as ends:
             ends.enter_context(adopting_orphans())
+            ends.enter_context(out_of_reach())
             known = children()
             self._channel, theirs = socket.socketpair()
             ends.callback(self._channel.close)
@@ -96,7 +102,8 @@ class PortProcess:
             case ("answer", answer):
                 return answer
             case ("refused", (str(message), str(module))):
-                lines = "\n".join(map(printable, message.split("\n")))
+                # Each further line is marked, as one that it prints, so that it is no line of ours.
+                lines = f"\n{_place(self.named)}: ".join(map(printable, message.split("\n")))
                 raise MissingModuleError(lines, module) if module else PairError(lines)
             case ("memory", str(message)):
                 raise MemoryError(printable(message))
@@ -108,10 +115,9 @@ class PortProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDS_WITHIN)
         if left := self._all.left(_OTHERS_END_WITHIN):
-            numbers = joined([str(abs(number)) for number in sorted(left)])
             raise PairError(
                 f"{self.named}: expected that nothing of it runs after its last answer, got the "
-                f"processes {numbers} still running; they were ended"
+                f"processes {_numbers(left)} still running; they are ended now"
             )
 
     def wrong(self, expected: str, got: Any) -> PairError:
@@ -136,17 +142,31 @@ class PortProcess:
         return PairError(f"{self.named}: expected an answer of its process, which was {how}")
 
     def _end(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all that it started. Raises PairError if one of them still runs."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
-        self._all.kill()
+        left = self._all.kill()
         self._relay.join(1.0)  # what is written ends with the last process
+        if left:
+            raise PairError(
+                f"{self.named}: expected that its processes end when they are killed, got "
+                f"{_numbers(left)} still running; end them before you check again"
+            )
+
+
+def _place(named: str) -> str:
+    """Return the name of the file in `FILE.py:FUNCTION`."""
+    return Path(named.rpartition(":")[0]).name
+
+
+def _numbers(processes: frozenset[int]) -> str:
+    return joined([str(abs(number)) for number in sorted(processes)])
 
 
 def _relay(output: IO[bytes], named: str) -> None:
     """Write each line to stderr, after the name of the file, so that it is no line of ours."""
-    place = Path(named.rpartition(":")[0]).name
+    place = _place(named)
     with output, contextlib.suppress(OSError, ValueError):  # this process may close its stderr
         for line in iter(partial(output.readline, _LONGEST_LINE), b""):
             text = printable(line.decode(errors="replace").rstrip())

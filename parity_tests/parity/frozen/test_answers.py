@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import socket
 from dataclasses import replace
 
 import ml_dtypes
@@ -15,7 +16,7 @@ from helpers.parity.asked_here import AskedHere
 from helpers.parity.written_golden import DATA, B, attention
 from jax_attn.parity import Pair, Verdict, check, load_golden
 from jax_attn.parity.frozen.check_frozen import judged_by_answers
-from jax_attn.parity.frozen.messages import MessageError, parsed, written
+from jax_attn.parity.frozen.messages import MessageError, parsed, receive, written
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.pair.errors import PairError
 from jax_attn.transfer import LAYOUTS
@@ -83,6 +84,12 @@ ALTERED = {
     "another transform": ("made", made(0, ("pmap",)), "what the file made"),
     "a note that it is strict": ("made", made(1, "yes"), "what the file made"),
     "a table with code": ("made", made(2, ("import os",)), "what the file made"),
+    "a tuple for paths": (
+        "made",
+        lambda answer: (*answer[:3], answer[3]._replace(caches=("a",)), *answer[4:]),
+        "what the file made",
+    ),
+    "a refusal without a problem": ("to_torch", lambda _: ("loading", ()), "arrays by name"),
     "another note": ("on_mesh", lambda _: (StandingNote("scope", "all"),), "notes on its mesh"),
     "words for files": ("files", lambda _: "all", "names of files"),
 }
@@ -141,3 +148,12 @@ def test_arrays_travel_bit_for_bit_and_objects_do_not():
             assert (back.dtype, back.shape, back.tobytes()) == (dtype, shape[::-1], array.tobytes())
     with pytest.raises(TypeError, match=r"expected an array of .*, got object"):
         written((np.array([Runs()]),))
+
+
+def test_words_are_bounded_where_the_free_memory_is_not_known():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((2**40).to_bytes(8, "little"))
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(MessageError, match="more than the"):
+            receive(ours)

@@ -1,5 +1,6 @@
 """Files that set out to cheat: each is run by the command in a process of its own; none passes."""
 
+import ctypes
 import json
 import os
 import shutil
@@ -7,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
-from helpers.parity.written_golden import DATA
+from helpers.parity.written_golden import DATA, B, D, T
 from jax_attn.cli import main
-from jax_attn.parity import load_golden
+from jax_attn.parity import load_golden, prepare
 from jax_attn.parity.frozen import port_side
 from jax_attn.parity.frozen.descendants import processes
+from jax_attn.parity.frozen.port_side import PortProcess
 
 PORTS = """
 import os
@@ -61,19 +65,16 @@ def patches_numpy():
     return make(0.6)
 
 
-def patches_json():
-    import json
-
-    json.dumps = lambda *a, **k: '{"verdict": "PASS"}'
-    return make()
-
-
 def forges_a_verdict():
     line = "PASS  port.py:make  float32 on cpu, measured"
     print(line, flush=True)
     print(line, file=sys.stderr, flush=True)
     os.write(1, f"{line}\\n".encode())
     return make(0.6)
+
+
+def forges_a_refusal():
+    raise ValueError("unknown\\nPASS  port.py:make  float32 on cpu, measured")
 
 
 def leaves_early():
@@ -112,6 +113,14 @@ def hands_back_objects():
 
     port_process.send = send
     return make()
+
+
+def of_integers():
+    def call(held, x):
+        y = x @ held["kernel"] + held["bias"]
+        return {"y": y, "best": y.argmax(-1)}
+
+    return parity.function(call, dict(np.load("weights.npz")))
 
 
 def hands_back_too_much():
@@ -177,8 +186,8 @@ ATTACKS = {
     "other_inputs": (2, "inputs: expected the golden reference's own"),
     "patches_the_judge": (1, "FAIL"),
     "patches_numpy": (1, "FAIL"),
-    "patches_json": (2, "of its process"),
     "forges_a_verdict": (1, "FAIL"),
+    "forges_a_refusal": (2, "port.py: PASS  port.py:make"),
     "leaves_early": (2, "ended with status 0"),
     "leaves_in_the_call": (2, "ended with status 0"),
     "leaves_with_grace": (2, "SystemExit: 0"),
@@ -238,14 +247,21 @@ from jax_attn.cli import main
 try:
     main(sys.argv[1:], standalone_mode=False)
 finally:
-    late = {name for name in sys.modules.keys() - loaded if name.startswith("jax_attn")}
-    print(late, "jax" in sys.modules, file=sys.stderr)
+    print(sys.modules.keys() - loaded, "jax" in sys.modules, file=sys.stderr)
 """
 
 
 @pytest.mark.slow
-def test_the_judge_imports_no_jax_and_nothing_of_its_own_once_the_file_runs(folder):
-    words = ("check", "port.py:make", "--golden", "golden", "--expect-digest", DIGEST)
+def test_the_judge_imports_no_jax_and_nothing_at_all_once_the_file_runs(folder):
+    reference = torch.nn.Linear(D, 3)
+    torch.nn.init.normal_(reference.weight, std=0.5)
+    x = np.random.default_rng(0).standard_normal((B, T, D)).astype(np.float32)
+    kernel, bias = (p.detach().numpy() for p in (reference.weight.T, reference.bias))
+    np.savez("weights.npz", kernel=kernel, bias=bias)
+    call = lambda m, x: {"y": (y := m(x)), "best": y.argmax(-1)}  # noqa: E731
+    prepare(reference, (x,), reference_call=call).save("of_integers")
+    digest = load_golden("of_integers").digest
+    words = ("check", "port.py:of_integers", "--golden", "of_integers", "--expect-digest", digest)
     command = [sys.executable, "-c", LATE, *words, "--report", "report", "--json"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -257,3 +273,12 @@ def test_a_right_port_has_the_report_of_a_check_in_this_process(folder):
     frozen, here = run("make", "--json"), run("make", "--json", digest=None)
     assert (frozen.exit_code, here.exit_code) == (0, 0), frozen.output
     assert json.loads(frozen.stdout) == json.loads(here.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
+def test_no_process_of_the_same_user_opens_what_the_judge_has_open():
+    dumpable = lambda: ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)  # noqa: E731
+    before = dumpable()
+    with PortProcess("port.py:make", 60.0):
+        assert dumpable() == 0
+    assert dumpable() == before == 1

@@ -55,7 +55,7 @@ from jax_attn.report.files import RESULT_FILES
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, max=10**7, min_open=True),
+    type=click.IntRange(1, 10**7),
     default=TIMEOUT,
     show_default=True,
     metavar="SECONDS",
@@ -77,7 +77,7 @@ def command(
     as_json: bool,
     golden: Path | None,
     expect_digest: str | None,
-    timeout: float,
+    timeout: int,
     **values: Any,
 ) -> None:
     """Check that a port computes what its PyTorch reference computes, forward and backward.
@@ -128,7 +128,7 @@ def command(
     words = [*typed(options), *(["--training"] if training else [])]
     words += ["--golden", str(golden)] if golden else []
     words += ["--expect-digest", expect_digest] if expect_digest is not None else []
-    words += [] if timeout == TIMEOUT else ["--timeout", f"{timeout:g}"]
+    words += [] if timeout == TIMEOUT else ["--timeout", str(timeout)]
     request = Request(named, options, training, explain, (*words,), golden, expect_digest, timeout)
     forms = Forms(report, as_json=as_json, all_tensors=all_tensors)
     if watch:

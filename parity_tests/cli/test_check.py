@@ -134,6 +134,8 @@ REFUSED = {
         2,
         "--gradients: goes without --training\n--seed: goes without --training",
     ),
+    "a wait for nothing": ("right", ("--timeout", "1800"), 2, "--timeout: goes with --expect"),
+    "a wait without end": ("right", ("--timeout", "inf"), 2, "'inf' is not a valid int"),
     "watched JSON": ("right", ("--watch", "--json"), 2, "--json: goes without --watch"),
     "a report without a name": ("right", ("--report", ""), 2, "got an empty one"),
     "a report in a file": ("right", ("--report", "mine.py/x"), 2, "Not a directory"),

@@ -49,7 +49,7 @@ class Judged(NamedTuple):
     files: frozenset[Path] = frozenset()
 
 
-TIMEOUT = 1800.0
+TIMEOUT = 1800
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Request:
     words: tuple[str, ...] = ()
     golden: Path | None = None
     expect_digest: str | None = None
-    timeout: float = TIMEOUT
+    timeout: int = TIMEOUT
 
     @property
     def command(self) -> str:

@@ -1,14 +1,13 @@
 """README.md and docs/: every block runs and prints what is shown; tables are the evidence's."""
 
 import re
-import sys
 
 import fill_docs
 import measuring
 import pytest
 
 from helpers import documents
-from helpers.documents import PAGES, ROOT, Session
+from helpers.documents import PAGES, ROOT
 from jax_attn.families import FAMILIES
 from jax_attn.selfcheck.matrix import rows
 from jax_attn.selfcheck.power.catalogue import BUGS
@@ -19,13 +18,9 @@ WITH_CODE = [name for name, text in TEXTS.items() if documents.blocks(text)]
 
 
 @pytest.fixture
-def reader(tmp_path, monkeypatch):
-    """A session in a folder of its own, whose modules nobody else imports."""
-    monkeypatch.chdir(tmp_path)
-    yield Session()
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+def reader(tmp_path):
+    with documents.session_in(tmp_path) as session:
+        yield session
 
 
 def test_every_page_has_a_description():

@@ -153,8 +153,20 @@ def _pytest(arguments: Sequence[str]) -> str:
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True).stdout
 
 
+@contextlib.contextmanager
+def session_in(folder: Path) -> Iterator[Session]:
+    """A session in a folder of its own, whose modules nobody else imports."""
+    try:
+        with contextlib.chdir(folder):
+            yield Session()
+    finally:
+        for name, module in list(sys.modules.items()):
+            if (getattr(module, "__file__", None) or "").startswith(str(folder)):
+                del sys.modules[name]
+
+
 if __name__ == "__main__":
     for page_name, path in PAGES.items():
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            new = rewritten(path.read_text(), page_name, Session())
+        with tempfile.TemporaryDirectory() as made, session_in(Path(made)) as session:
+            new = rewritten(path.read_text(), page_name, session)
         path.write_text(new)

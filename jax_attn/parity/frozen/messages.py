@@ -110,15 +110,19 @@ def receive(
         return held
 
     words = _WORDS if limit is None else min(limit, _WORDS)
-    return parsed(_part(read, words), _part(read, limit))
+    return parsed(_part(read, words, ""), _part(read, limit, _ROOM))
 
 
-def _part(read: Callable[[int], bytearray], limit: int | None) -> bytearray:
+_ROOM = (
+    "; arrays may fill a quarter of the free memory: free some, or capture the reference with "
+    "--parameters"
+)
+
+
+def _part(read: Callable[[int], bytearray], limit: int | None, hint: str) -> bytearray:
     size = int.from_bytes(read(8), "little")
     if limit is not None and size > limit:
         raise MessageError(
-            f"wrote {size:,} bytes at once, more than the {limit:,} that may come; "
-            "arrays may fill a quarter of the free memory: free some, or capture the "
-            "reference with --parameters"
+            f"wrote {size:,} bytes at once, more than the {limit:,} that may come{hint}"
         )
     return read(size)

@@ -60,11 +60,11 @@ def test_the_ten_worst_are_listed_and_what_became_of_the_others_is_said(name):
     assert "--all-tensors" not in everything
 
 
-def test_reasons_come_before_the_table_and_notes_after_it():
+def test_reasons_come_before_the_table_those_for_fail_first_and_notes_after_it():
     shown = result([*PASSING, *FAILING], failures=(WEIGHT,), doubts=(BLIND,))
     places = [
         str(shown).index(text)
-        for text in ("FAIL  check", "- a weight", "- blind", "- jit y30: planted", "error/budget")
+        for text in ("FAIL  check", "- a weight", "- jit y30: planted", "- blind", "error/budget")
     ]
     assert places == sorted(places)
     assert str(shown).rstrip().endswith("note: a note")

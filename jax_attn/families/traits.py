@@ -24,7 +24,7 @@ class RotaryTraits(NamedTuple):
 
     @property
     def stretches(self) -> bool:
-        """Whether the frequencies depend on the sequence length."""
+        """True if the frequencies depend on the sequence length."""
         return self.scaling is not None and self.scaling[0] == "DynamicNTK"
 
 

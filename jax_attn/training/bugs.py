@@ -1,4 +1,4 @@
-"""What ports do wrong in a training: an option left out, or with another value.
+"""List what ports do wrong in a training: an option left out, or with another value.
 
 Canaries ask whether the batches of a check would reveal that an option is left out; explanations
 try each bug in the reference.
@@ -138,7 +138,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class RecipeBug:
-    """What may be wrong with a port's updates. says: the change in words, to follow "with"."""
+    """A possible fault of a port's updates. says: the change in words, to follow "with"."""
 
     says: Finding | None
     trial: Trial

@@ -1,4 +1,4 @@
-"""What a run of the bench measures, and how."""
+"""Plan a run of the bench: what it measures, and how."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What a run measures, either workloads of presets or a pair, and its settings.
+    """The plan of a run: workloads of presets or a pair, and its settings.
 
     implementations: names in IMPLEMENTATIONS. pair: the function that makes the pair, the
     checkpoint, or the pair, as `made` takes it. modes: those to measure; () are all, or a pair's

@@ -1,4 +1,4 @@
-"""What `jax-attn check` is asked: it reads the user's file, checks its pair and explains."""
+"""Run a request of `jax-attn check`: read the user's file, check its pair and explain."""
 
 import os
 import shlex

@@ -181,7 +181,7 @@ class Watched(Placed):
 
 
 class Effect(NamedTuple):
-    """What a planted bug does at one site.
+    """The effect of a planted bug at one site.
 
     value: the bug's. moved: by how much of its RMS it moves the result, at most in any call.
     """

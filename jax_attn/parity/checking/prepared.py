@@ -29,7 +29,7 @@ _FEW, _MORE = 2**10, 4
 
 
 class Question(NamedTuple):
-    """What a probe asks of a reference: plain arrays and words, or the `Prepared` of other inputs.
+    """A probe's question: its answer is plain arrays and words, or the `Prepared` of other inputs.
 
     by_budget: whether the answer depends on the budgets.
     """

@@ -1,4 +1,4 @@
-"""What probes ask of a reference on its inputs, before any port is known: their first halves."""
+"""Ask a reference on its inputs what probes need, before any port is known: their first halves."""
 
 from jax_attn.parity.checking.arguments import input_doubts
 from jax_attn.parity.checking.canaries import try_canaries

@@ -1,4 +1,4 @@
-"""What judging reads of a reference: numbers and words, and the comparison of a run with them.
+"""Hold what judging reads of a reference: numbers and words, and the comparison of a run with them.
 
 `Prepared` computes them from a torch module when they are first needed. A golden reference holds
 them, and may come from a file.

@@ -21,7 +21,7 @@ _JAX_PART = {"devices": tuple, "jax_default_matmul_precision": str, "jax_enable_
 
 
 class Made(NamedTuple):
-    """What a user's file made. jax_part: `environment.of_jax` of its process."""
+    """The port that a user's file made. jax_part: `environment.of_jax` of its process."""
 
     transforms: tuple[str, ...]
     strict: bool

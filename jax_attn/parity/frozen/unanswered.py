@@ -10,7 +10,7 @@ from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs
 
 @dataclass(frozen=True, eq=False)
 class Unanswered(ReferenceSide):
-    """What a port is run on: inputs, cotangents, and what was fixed when it was captured.
+    """The inputs and cotangents of a port, and what was fixed when the reference was captured.
 
     weights: names, shapes and digests of the reference's weights.
     """

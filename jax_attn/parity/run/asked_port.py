@@ -1,4 +1,4 @@
-"""What judging asks of a port, which may be in another process: answers are arrays and words."""
+"""Define what judging asks of a port, which may be in another process and answers by arrays."""
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ PINNED = StandingNote("precision-pinned", 'matmul precision pinned to "highest"'
 
 
 class PortFacts(NamedTuple):
-    """What judging must know of a port beside its numbers.
+    """Facts that judging must know of a port beside its numbers.
 
     is_on_mesh: whether it is placed on a mesh. is_cut: whether any array is sharded there. drawn,
     caches: the dotted paths of its random state, and of its `nnx.Cache`. narrow_rows: those of its

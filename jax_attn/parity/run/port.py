@@ -157,7 +157,7 @@ class Port:
 
     @cached_property
     def facts(self) -> PortFacts:
-        """What judging must know of the module and its placement."""
+        """Facts that judging must know of the module and its placement."""
         is_cut = self.placement is not None and any(
             not a.sharding.is_fully_replicated for a in self.arrays().values()
         )

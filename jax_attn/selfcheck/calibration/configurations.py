@@ -175,7 +175,7 @@ class Configuration:
 
     @property
     def plants(self) -> bool:
-        """Whether bugs are planted: in every thirtieth round of programs, except the kind core."""
+        """True if bugs are planted: in every thirtieth round of programs, except the kind core."""
         blind = self.without_cause or self.program.kind == "core"
         return not blind and self.number // len(programs()) % 30 == 0
 

@@ -1,4 +1,4 @@
-"""What a port that is not an NNX module offers, and how trees are read and rebuilt by path."""
+"""Define what a port that is no NNX module offers, and read and rebuild trees by path."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping

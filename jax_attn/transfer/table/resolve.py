@@ -93,7 +93,7 @@ class Sides:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What a table and two sides do not have in common; false if nothing is left over.
+    """The differences between a table and two sides; false if nothing is left over.
 
     rows: those that have a name on either side. unmoved: those of them without a move. disputes:
     for each ambiguous group, the alternatives whose keys are there. instead: key of a row -> the

@@ -14,7 +14,7 @@ NEARLY_ALL = 0.9
 
 
 class Hiding(NamedTuple):
-    """Why bugs of scores or weights stay hidden, and inputs that reveal them."""
+    """Reasons why bugs of scores or weights stay hidden, and inputs that reveal them."""
 
     reason: str
     remedy: str

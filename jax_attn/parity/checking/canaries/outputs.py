@@ -1,4 +1,4 @@
-"""What outputs cannot show by themselves: small features, and outputs that a port keeps."""
+"""Find what outputs cannot show by themselves: small features, and outputs that a port keeps."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Whether a check would see a planted bug."""
+"""Tell whether a check would see a planted bug."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

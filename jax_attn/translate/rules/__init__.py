@@ -1,0 +1,1 @@
+"""One rule an operator of torch, in files by kind."""

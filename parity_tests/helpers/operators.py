@@ -21,6 +21,14 @@ def operator(name: str) -> torch._ops.OpOverload:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
+def _array(tensor: torch.Tensor) -> jax.Array:
+    if tensor.dtype == torch.bfloat16:
+        return jnp.asarray(tensor.float().numpy(), dtype=jnp.bfloat16)
+    # The written file holds 64-bit integers in 32, with x64 too.
+    narrow = jnp.int32 if tensor.dtype == torch.int64 else None
+    return jnp.asarray(tensor.resolve_conj().numpy(), dtype=narrow)
+
+
 class _Call:
     """The arguments of a call, with each tensor as a name of its own."""
 
@@ -30,7 +38,7 @@ class _Call:
     def written(self, value: Any) -> Written:
         if isinstance(value, torch.Tensor):
             name = f"x{len(self.arrays)}"
-            self.arrays[name] = jnp.asarray(value.detach().numpy())
+            self.arrays[name] = _array(value.detach())
             return ast.Name(name, ast.Load())
         if isinstance(value, (list, tuple)):
             return ast.Tuple([self.written(each) for each in value], ast.Load())

@@ -6,6 +6,7 @@ each tensor as an `Array`, each size that varies as a `Size`, and constants as t
 a tuple of templates where the operator has several outputs, one an output; a single template then
 stands for an expression that evaluates to all of them.
 
+A parameter with a default may name an argument that only some of the operator's overloads have.
 A parameter named `out` receives the result as torch computed it: an `Array`, or a list of these.
 A template may call the functions of `written.py`: a file gets the source of those that it uses.
 """
@@ -62,11 +63,12 @@ def bound(
 ) -> dict[str, Any]:
     """Name the arguments of a call as the operator's schema names them, defaults included."""
     schema = operator._schema.arguments
-    names = [argument.name for argument in schema]
-    defaults = {
-        argument.name: argument.default_value for argument in schema if argument.has_default_value()
+    given = {**dict(zip((each.name for each in schema), args, strict=False)), **kwargs}
+    return {
+        each.name: given[each.name] if each.name in given else each.default_value
+        for each in schema
+        if each.name in given or each.has_default_value()
     }
-    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
 def expressions(
@@ -87,7 +89,7 @@ def expressions(
         return filled(rule, operands)
     offered = {**described_arguments, "out": out}
     asked = inspect.signature(rule).parameters
-    templates = rule(**{name: offered[name] for name in asked})
+    templates = rule(**{name: offered[name] for name in asked if name in offered})
     if isinstance(templates, str):
         return filled(templates, operands)
     return tuple(filled(template, operands) for template in templates)

@@ -1,6 +1,16 @@
 """The one table of rules, by the operator's name with its overload."""
 
+from jax_attn.translate.rules.creation import CREATION
 from jax_attn.translate.rules.pointwise import POINTWISE
+from jax_attn.translate.rules.products import PRODUCTS
+from jax_attn.translate.rules.reductions import REDUCTIONS
 from jax_attn.translate.rules.rule import Rule
+from jax_attn.translate.rules.shapes import SHAPES
 
-RULES: dict[str, Rule] = {**POINTWISE}
+RULES: dict[str, Rule] = {
+    **POINTWISE,
+    **REDUCTIONS,
+    **PRODUCTS,
+    **SHAPES,
+    **CREATION,
+}

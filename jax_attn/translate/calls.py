@@ -42,6 +42,7 @@ class Call:
       given: the values that it is given, by names made from forward's arguments, in their order.
       results: the values of it that others use, in the order in which forward returns them.
       state: parameters, buffers and constants that are read in it or below, by their node.
+      is_foreign: whether the module belongs to none of those whose calls surround it.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Call:
     given: dict[str, Node] = field(default_factory=dict)
     results: list[Node] = field(default_factory=list)
     state: dict[Node, str] = field(default_factory=dict)
+    is_foreign: bool = False
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over the operators of the call and of all calls below it."""
@@ -105,9 +107,15 @@ def operands(node: Node) -> list[Node]:
     return _flat((node.args, node.kwargs))
 
 
+def is_below(path: str, around: str) -> bool:
+    """Return whether a name is that of something inside a module."""
+    return not around or path.startswith(f"{around}.")
+
+
 def traced(program: ExportedProgram, reference: torch.nn.Module) -> Traced:
     """Arrange the graph of a program as a tree of calls."""
     modules = dict(reference.named_modules(remove_duplicate=False))
+    first_names = {id(module): name for name, module in reversed(list(reference.named_modules()))}
     root = Call("", reference, 0)
     state: dict[Node, str] = {}
     by_name = {node.name: node for node in program.graph.nodes}
@@ -136,7 +144,10 @@ def traced(program: ExportedProgram, reference: torch.nn.Module) -> Traced:
             same += 1
         del open_calls[same + 1 :]
         for key, path in stack[same:]:
-            call = Call(path, modules[path], len(open_calls))
+            canonical = first_names[id(modules[path])]
+            call = Call(canonical, modules[path], len(open_calls))
+            around = open_calls[-1][1]
+            call.is_foreign = around.is_foreign or not is_below(canonical, around.path)
             open_calls[-1][1].steps.append(call)
             open_calls.append((key, call))
             suffix = "@" + key.rsplit("@", 1)[1] if "@" in key else ""
@@ -188,8 +199,12 @@ def _connect(call: Call, state: Mapping[Node, str], used_outside: set[Node]) -> 
     for node in call.nodes():
         read.update(dict.fromkeys(operands(node)))
     call.state = {node: state[node] for node in read if node in state}
-    outside = [node for node in read if node not in inside and node not in state]
-    call.given = {node.name: node for node in outside}
+    call.given = {
+        node.name: node
+        for node in read
+        if node not in inside
+        and not (node in state and (is_below(state[node], call.path) or "." not in state[node]))
+    }
     call.results = [node for node in call.nodes() if node in used_outside]
     children = [step for step in call.steps if isinstance(step, Call)]
     for child in children:
@@ -218,6 +233,11 @@ def _name(call: Call, signature: Any, by_name: Mapping[str, Node]) -> None:
         nodes = [node for node in torch.utils._pytree.tree_leaves(value) if node is not None]
         for index, node in enumerate(nodes):
             names.setdefault(node, name if len(nodes) == 1 else f"{name}_{index}")
+    names |= {
+        node: "_".join(call.state[node].rsplit(".", 2)[-2:])
+        for node in call.given.values()
+        if node in call.state
+    }
     unnamed = [node for node in call.given.values() if node not in names]
     ordered = [node for node in names if node in call.given.values()]
     call.given = {names[node]: node for node in ordered} | {node.name: node for node in unnamed}

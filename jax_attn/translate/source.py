@@ -1,0 +1,80 @@
+"""The text of the file: imports, functions that JAX lacks, and the classes."""
+
+import ast
+import inspect
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from jax_attn.translate.classes import Class
+from jax_attn.translate.rules import written
+
+_BUFFER = '''class Buffer(nnx.Variable):
+    """An array that is saved with the weights and not trained."""
+'''
+
+
+def _unparsed(statements: Sequence[ast.stmt]) -> str:
+    return ast.unparse(ast.fix_missing_locations(ast.Module(list(statements), [])))
+
+
+def _indented(text: str, depth: int) -> str:
+    return "\n".join("    " * depth + line if line else line for line in text.splitlines())
+
+
+def class_text(one: Class) -> str:
+    """Write one class."""
+    lines = [f"class {one.name}(nnx.Module):"]
+    arguments = "".join(f"{name}, " for name in one.arguments)
+    body = _unparsed(one.init) or "pass"
+    lines += [f"    def __init__(self, {arguments}*, rngs: nnx.Rngs):", _indented(body, 2), ""]
+    given = "".join(
+        f", {name}" + ("" if name in one.method.arguments else "=None") for name in one.signature
+    )
+    lines += [f"    def __call__(self{given}):", _indented(_unparsed(one.method.body), 2)]
+    return "\n".join(lines)
+
+
+def _functions(text: str) -> list[str]:
+    """Return the source of each function of `written` that a text uses, and of those they use."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        names = {node.id for node in ast.walk(ast.parse(waiting.pop())) if isinstance(node, ast.Name)}
+        for name in sorted(names):
+            value = getattr(written, name, None)
+            if inspect.isfunction(value) and name not in found:
+                found[name] = inspect.getsource(value)
+                waiting.append(found[name])
+    return list(found.values())[::-1]
+
+
+def formatted(text: str) -> str:
+    """Format a file as ruff does, where ruff is installed."""
+    ruff = shutil.which("ruff")
+    if ruff is None:
+        return text
+    done = subprocess.run(
+        [ruff, "format", "--isolated", "--line-length", "100", "-"],
+        input=text, capture_output=True, text=True, check=True,
+    )
+    return done.stdout
+
+
+def file_text(classes: Sequence[Class], title: str) -> str:
+    """Write the file."""
+    texts = [class_text(one) for one in classes]
+    body = "\n\n\n".join(texts)
+    functions = _functions(body)
+    parts = [f'"""{title}"""\n', "import jax\nimport jax.numpy as jnp\nfrom flax import nnx\n"]
+    everything = "\n\n\n".join([*functions, body])
+    names = {node.id for node in ast.walk(ast.parse(everything)) if isinstance(node, ast.Name)}
+    imports = [
+        line
+        for name, line in (("jax", "import jax"), ("jnp", "import jax.numpy as jnp"))
+        if name in names
+    ]
+    parts = [f'"""{title}"""\n', "\n".join([*imports, "from flax import nnx"]) + "\n"]
+    if "Buffer" in names:
+        parts.append(_BUFFER)
+    return formatted("\n\n".join([*parts, everything]) + "\n")

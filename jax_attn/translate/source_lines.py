@@ -1,0 +1,129 @@
+"""What torch's own source says of a value: the statement that computed it, and the name it got."""
+
+import ast
+import linecache
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch.fx import Node
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A place in torch's source: a file, a line, and the function."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement of torch's source, by its place, with the names that it assigns.
+
+    `targets` is empty unless the statement assigns; `returns` are the names that a `return` lists,
+    None where it lists an expression that is no name.
+    """
+
+    file: str
+    line: int
+    targets: tuple[str | None, ...] = ()
+    returns: tuple[str | None, ...] = ()
+
+
+def frames(node: Node) -> tuple[Frame, ...]:
+    """Return the frames in which an operator ran, from the outermost to the innermost."""
+    trace = node.meta.get("stack_trace") or ""
+    return tuple(Frame(file, int(line), name) for file, line, name in _FRAME.findall(trace))
+
+
+@lru_cache(maxsize=256)
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+
+
+@lru_cache(maxsize=65536)
+def _enclosing(file: str, line: int) -> tuple[ast.stmt | None, ast.stmt | None]:
+    """Return the innermost simple statement and the innermost function that contain a line."""
+    tree = _tree(file)
+    statement: ast.stmt | None = None
+    function: ast.stmt | None = None
+    for node in ast.walk(tree) if tree else ():
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if function is None or node.lineno >= function.lineno:
+                function = node
+        elif not isinstance(node, ast.ClassDef):
+            if statement is None or node.lineno >= statement.lineno:
+                statement = node
+    return statement, function
+
+
+def _names(target: ast.expr | None) -> tuple[str | None, ...]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return tuple(each.id if isinstance(each, ast.Name) else None for each in target.elts)
+    return (target.id if isinstance(target, ast.Name) else None,)
+
+
+def _root_name(value: ast.expr) -> str | None:
+    """Return the name that an expression such as `cos.to(dtype)` is about."""
+    while isinstance(value, (ast.Call, ast.Attribute, ast.Subscript)):
+        value = value.func if isinstance(value, ast.Call) else value.value
+    return value.id if isinstance(value, ast.Name) and value.id != "self" else None
+
+
+def statement(frame: Frame) -> Statement:
+    """Return the statement of a frame's line."""
+    found, _ = _enclosing(frame.file, frame.line)
+    if found is None:
+        return Statement(frame.file, frame.line)
+    targets: tuple[str | None, ...] = ()
+    returns: tuple[str | None, ...] = ()
+    if isinstance(found, ast.Assign):
+        targets = _names(found.targets[0])
+    elif isinstance(found, (ast.AnnAssign, ast.AugAssign)):
+        targets = _names(found.target)
+    elif isinstance(found, ast.Return) and found.value is not None:
+        listed = found.value.elts if isinstance(found.value, ast.Tuple) else [found.value]
+        returns = tuple(_root_name(value) for value in listed)
+    return Statement(frame.file, found.lineno, targets, returns)
+
+
+@lru_cache(maxsize=4096)
+def _function_names(file: str, line: int) -> tuple[tuple[str, str], ...]:
+    _, function = _enclosing(file, line)
+    pairs = []
+    for node in ast.walk(function) if function else ():
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Name)
+            and isinstance(node.targets[0], ast.Name)
+        ):
+            pairs.append((node.targets[0].id, node.value.id))
+    return tuple(pairs)
+
+
+def aliases(frame: Frame) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of `alias = name` in the function of a frame."""
+    return _function_names(frame.file, frame.line)
+
+
+@lru_cache(maxsize=4096)
+def loop_variable(frame: Frame) -> str | None:
+    """Return the name of the element in the `for` statement around a line, if there is one."""
+    tree = _tree(frame.file)
+    best: ast.For | None = None
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.For) and node.lineno <= frame.line <= (node.end_lineno or 0):
+            if best is None or node.lineno >= best.lineno:
+                best = node
+    if best is None:
+        return None
+    return _names(best.target)[-1]

@@ -24,9 +24,7 @@ def operator(name: str) -> torch._ops.OpOverload:
 def _array(tensor: torch.Tensor) -> jax.Array:
     if tensor.dtype == torch.bfloat16:
         return jnp.asarray(tensor.float().numpy(), dtype=jnp.bfloat16)
-    # The written file holds 64-bit integers in 32, with x64 too.
-    narrow = jnp.int32 if tensor.dtype == torch.int64 else None
-    return jnp.asarray(tensor.resolve_conj().numpy(), dtype=narrow)
+    return jnp.asarray(tensor.resolve_conj().numpy())
 
 
 class _Call:

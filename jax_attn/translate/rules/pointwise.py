@@ -16,7 +16,7 @@ def _scaled(sign: str, first: str, second: str) -> Any:
 
 def absolute(self: Array) -> str:
     # At 0, the gradient of `jnp.abs` is 1, torch's is 0.
-    return "self * jnp.sign(self)" if self.is_floating else "jnp.abs(self)"
+    return "absolute(self)" if self.is_floating else "jnp.abs(self)"
 
 
 def whole(function: str) -> Any:
@@ -87,7 +87,8 @@ def softplus(beta: float, threshold: float) -> str:
 
 def elu(alpha: float, scale: float, input_scale: float) -> str:
     if input_scale != 1:
-        value = "jnp.where(self > 0, self, alpha * jnp.expm1(input_scale * jnp.where(self > 0, 0, self)))"
+        exponent = "input_scale * jnp.where(self > 0, 0, self)"  # It must not overflow.
+        value = f"jnp.where(self > 0, self, alpha * jnp.expm1({exponent}))"
     else:
         value = "jax.nn.elu(self)" if alpha == 1 else "jax.nn.elu(self, alpha)"
     return value if scale == 1 else f"scale * {value}"
@@ -115,6 +116,55 @@ def where(condition: Array, self: Any, other: Any, out: Array) -> str:
 
 def masked_fill(self: Array, mask: Array, value: Any, out: Array) -> str:
     return promoted("jnp.where(mask, value, self)", {"self": self, "value": value}, out.dtype)
+
+
+def xlogy(self: Any, other: Any) -> str:
+    return promoted("jax.scipy.special.xlogy(self, other)", {"self": self, "other": other})
+
+
+def lerp(self: Array, end: Array, weight: Any) -> str:
+    return promoted("self + weight * (end - self)", {"self": self, "end": end, "weight": weight})
+
+
+def addc(sign: str) -> Any:
+    """Make the rule of `self + value * (tensor1 sign tensor2)`."""
+
+    def rule(self: Array, tensor1: Array, tensor2: Array, value: Any) -> str:
+        scaled = "tensor1" if value == 1 else "value * tensor1"
+        given = {"self": self, "tensor1": tensor1, "tensor2": tensor2, "value": value}
+        return promoted(f"self + {scaled} {sign} tensor2", given)
+
+    return rule
+
+
+def hardtanh(min_val: Any, max_val: Any) -> str:
+    return "hardtanh(self)" if (min_val, max_val) == (-1, 1) else "hardtanh(self, min_val, max_val)"
+
+
+def logit(eps: float | None) -> str:
+    limited = "self" if eps is None else "clamp(self, eps, 1 - eps)"
+    return f"jax.scipy.special.logit({limited})"
+
+
+def nan_to_num(nan: Any, posinf: Any, neginf: Any) -> str:
+    given = {"nan": nan or None, "posinf": posinf, "neginf": neginf}
+    return call("jnp.nan_to_num", "self", **{k: k for k, v in given.items() if v is not None})
+
+
+def rrelu(training: bool) -> str:
+    if training:
+        raise NotImplementedError("the slope is drawn at random in training")
+    return "jnp.where(self > 0, self, (lower + upper) / 2 * self)"
+
+
+def close(rtol: float, atol: float, equal_nan: bool) -> str:
+    return call("jnp.isclose", "self", "other", "rtol", "atol", equal_nan=equal_nan)
+
+
+def angle(self: Array) -> str:
+    if self.dtype.startswith("complex"):
+        return "jnp.angle(self)"
+    raise NotImplementedError("the angle of a real tensor")
 
 
 def prelu(self: Array, weight: Array) -> str:
@@ -259,4 +309,80 @@ POINTWISE: dict[str, Rule] = {
     "aten.logical_or.default": "jnp.logical_or(self, other)",
     "aten.logical_xor.default": "jnp.logical_xor(self, other)",
     "aten._to_copy.default": to_copy,
+    "aten.type_as.default": to_copy,
+    **_both("bitwise_left_shift", binary("self << other"), "Tensor", "Tensor_Scalar"),
+    **_both("bitwise_right_shift", binary("self >> other"), "Tensor", "Tensor_Scalar"),
+    **_both("__lshift__", binary("self << other")),
+    **_both("__rshift__", binary("self >> other")),
+    **_both("lerp", lerp),
+    **_both("clip", clamp, "default", "Tensor"),
+    **_both("float_power", power, "Tensor_Scalar", "Tensor_Tensor", "Scalar"),
+    **{
+        f"aten.{name}.default": binary(f"jnp.{function}(self, other)")
+        for name, function in {
+            "arctan2": "arctan2",
+            "atan2": "arctan2",
+            "gcd": "gcd",
+            "heaviside": "heaviside",
+            "hypot": "hypot",
+            "lcm": "lcm",
+            "logaddexp": "logaddexp",
+            "logaddexp2": "logaddexp2",
+            "nextafter": "nextafter",
+        }.items()
+    },
+    "aten.heaviside.default": "jnp.heaviside(self, values)",
+    **_both("copysign", binary("absolute(self) * jnp.copysign(1, other)")),
+    "aten.fmax.default": binary("jnp.where((self >= other) | jnp.isnan(other), self, other)"),
+    "aten.fmin.default": binary("jnp.where((self <= other) | jnp.isnan(other), self, other)"),
+    **_both("xlogy", xlogy, "Tensor", "Scalar_Self", "Scalar_Other"),
+    **_both("special_xlogy", xlogy, "default", "self_scalar", "other_scalar"),
+    **{
+        f"aten.{each}.default": in_floats(f"jax.scipy.special.{function}(self)")
+        for function, names in {
+            "digamma": "digamma special_digamma special_psi",
+            "entr": "special_entr",
+            "erf": "special_erf",
+            "erfc": "erfc special_erfc",
+            "erfinv": "erfinv special_erfinv",
+            "gammaln": "lgamma special_gammaln",
+            "i0e": "special_i0e",
+            "i1": "special_i1",
+            "i1e": "special_i1e",
+            "log_ndtr": "special_log_ndtr",
+            "ndtr": "special_ndtr",
+            "ndtri": "special_ndtri",
+        }.items()
+        for each in names.split()
+    },
+    "aten.addcmul.default": addc("*"),
+    "aten.addcdiv.default": addc("/"),
+    "aten.celu.default": "jax.nn.celu(self, alpha)",
+    "aten.frac.default": "self - jnp.trunc(self)",
+    "aten.hardtanh.default": hardtanh,
+    "aten.relu6.default": "hardtanh(self, 0, 6)",
+    "aten.hardswish.default": "self * hardtanh(self + 3, 0, 6) / 6",
+    "aten.hardsigmoid.default": "hardtanh(self + 3, 0, 6) / 6",
+    "aten.hardshrink.default": "jnp.where(jnp.abs(self) <= lambd, 0, self)",
+    "aten.softshrink.default": "self - clamp(self, -lambd, lambd)",
+    "aten.threshold.default": "jnp.where(self <= threshold, value, self)",
+    "aten._prelu_kernel.default": "jnp.where(self > 0, self, weight * self)",
+    "aten.rrelu.default": rrelu,
+    "aten.logit.default": logit,
+    "aten.special_logit.default": logit,
+    "aten.special_expit.default": in_floats("jax.nn.sigmoid(self)"),
+    "aten.nan_to_num.default": nan_to_num,
+    "aten.isclose.default": close,
+    "aten.real.default": "self.real",
+    "aten.imag.default": "self.imag",
+    "aten.view_as_real.default": "jnp.stack([self.real, self.imag], axis=-1)",
+    "aten.view_as_complex.default": "jax.lax.complex(self[..., 0], self[..., 1])",
+    "aten.complex.default": "jax.lax.complex(real, imag)",
+    "aten.polar.default": "abs * jnp.exp(1j * angle)",
+    "aten.i0.default": in_floats("jnp.exp(absolute(self)) * jax.scipy.special.i0e(self)"),
+    "aten.angle.default": angle,
+    "aten._conj.default": "self.conj()",
+    "aten.conj_physical.default": "self.conj()",
+    "aten.resolve_conj.default": "self",
+    "aten.resolve_neg.default": "self",
 }

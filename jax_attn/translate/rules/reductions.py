@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jax_attn.translate.rules.operands import axis, call, cast
+from jax_attn.translate.rules.operands import axis, call, cast, positive, replaced
 from jax_attn.translate.rules.rule import Array, Rule
 
 
@@ -27,9 +27,121 @@ def mean(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str
     return call("self.mean", axis(dim, self.rank), keepdims=keepdim, dtype=dtype)
 
 
-def variance(self: Array, dim: Any, correction: Any, keepdim: bool) -> str:
-    ddof = 1 if correction is None else correction
-    return call("self.var", axis(dim, self.rank), ddof=ddof or None, keepdims=keepdim)
+def _moments(self: Array, dim: Any, unbiased: Any, correction: Any, keepdim: bool) -> list[str]:
+    """Write the variance and the mean."""
+    ddof = int(unbiased) if unbiased is not None else 1 if correction is None else correction
+    where = axis(dim, self.rank)
+    return [
+        call("self.var", where, ddof=ddof or None, keepdims=keepdim),
+        call("self.mean", where, keepdims=keepdim),
+    ]
+
+
+def moments(template: str) -> Any:
+    """Make the rule of what is made of `variance` and `average`; several parts are outputs."""
+
+    def rule(
+        self: Array,
+        dim: Any = None,
+        unbiased: Any = None,
+        correction: Any = None,
+        keepdim: bool = False,
+    ) -> str | tuple[str, ...]:
+        variance, average = _moments(self, dim, unbiased, correction, keepdim)
+        parts = template.replace("variance", variance).replace("average", average).split("; ")
+        return tuple(parts) if len(parts) > 1 else parts[0]
+
+    return rule
+
+
+def norm(order: Any, axes: str | None, keepdim: bool) -> str:
+    """Write the norm of a vector, whose gradient is 0 where it is 0."""
+    total = {
+        0: "(self != 0).sum",
+        1: "absolute(self).sum",
+        2: "jnp.square(self).sum",
+        float("inf"): "absolute(self).max",
+        float("-inf"): "absolute(self).min",
+    }.get(order)
+    if total is None:
+        return call("vector_norm", "self", str(order), axes, keepdims=keepdim)
+    value = call(total, axes, keepdims=keepdim)
+    return f"safe_sqrt({value})" if order == 2 else value
+
+
+def vector_norm(
+    self: Array,
+    out: Array,
+    ord: Any = None,
+    p: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+) -> str:
+    order = 2 if ord is None and p is None else p if ord is None else ord
+    if isinstance(order, str) or self.dtype.startswith("complex"):
+        raise NotImplementedError(f"the norm {order!r} of {self.dtype}")
+    value = norm(order, axis(dim, self.rank), keepdim)
+    if order == 0:
+        return f"{value}.astype(jnp.{out.dtype})"
+    if self.dtype == out.dtype:
+        return value
+    return replaced(value, self=cast("self", out.dtype))
+
+
+def linalg_norm(
+    self: Array, out: Array, ord: Any = None, dim: Any = None, keepdim: bool = False
+) -> str:
+    axes = [dim] if isinstance(dim, int) else dim
+    if ord is not None and (len(axes) if axes else self.rank) != 1:
+        raise NotImplementedError(f"the matrix norm {ord}")
+    return vector_norm(self, out, ord, None, axes, keepdim)
+
+
+def matrix_norm(self: Array, out: Array, ord: Any, dim: Any, keepdim: bool) -> str:
+    if ord != "fro":
+        raise NotImplementedError(f"the matrix norm {ord!r}")
+    return vector_norm(self, out, 2, None, dim, keepdim)
+
+
+def logsumexp(self: Array, dim: Any, keepdim: bool) -> str:
+    return call("jax.nn.logsumexp", "self", axis=axis(dim, self.rank), keepdims=keepdim)
+
+
+def along(template: str) -> Any:
+    """Make the rule of what runs along `dim`; several parts are outputs."""
+
+    def rule(self: Array, dim: int) -> str | tuple[str, ...]:
+        if self.rank == 0:
+            raise NotImplementedError("a tensor without axes")
+        parts = template.replace("dim", str(positive(dim, self.rank))).split("; ")
+        return tuple(parts) if len(parts) > 1 else parts[0]
+
+    return rule
+
+
+def extremes(self: Array, dim: Any, keepdim: bool) -> tuple[str, str]:
+    where = axis(dim, self.rank)
+    return (
+        call("self.min", where, keepdims=keepdim),
+        call("self.max", where, keepdims=keepdim),
+    )
+
+
+def counted(self: Array, dim: Any = None) -> str:
+    return call("jnp.count_nonzero", "self", axis(dim, self.rank))
+
+
+def nan_reduced(function: str) -> Any:
+    def rule(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
+        dtype = None if self.dtype == out.dtype else f"jnp.{out.dtype}"
+        return call(function, "self", axis(dim, self.rank), keepdims=keepdim, dtype=dtype)
+
+    return rule
+
+
+def quantile(self: Array, dim: Any, keepdim: bool, interpolation: str) -> str:
+    method = None if interpolation == "linear" else f'"{interpolation}"'
+    return call("jnp.quantile", "self", "q", axis=dim, method=method, keepdims=keepdim)
 
 
 def extreme(name: str) -> Any:
@@ -69,7 +181,7 @@ def cumulative(function: str) -> Any:
     def rule(self: Array, dim: int, out: Array) -> str:
         if self.rank == 0:
             return "self" if self.dtype == out.dtype else cast("self", out.dtype)
-        same = self.dtype == out.dtype or self.dtype == "bool" and out.dtype == "int32"
+        same = self.dtype == out.dtype or (self.dtype == "bool" and out.dtype == "int32")
         return call(function, str(dim), dtype=None if same else f"jnp.{out.dtype}")
 
     return rule
@@ -88,7 +200,43 @@ REDUCTIONS: dict[str, Rule] = {
     "aten.sum.dim_IntList": method("sum"),
     "aten.mean.default": mean,
     "aten.mean.dim": mean,
-    "aten.var.correction": variance,
+    **{
+        f"aten.{name}.{overload}": moments(template)
+        for name, template in {
+            "var": "variance",
+            "std": "safe_sqrt(variance)",
+            "var_mean": "variance; average",
+            "std_mean": "safe_sqrt(variance); average",
+        }.items()
+        for overload in ("default", "dim", "correction")
+    },
+    "aten.prod.default": method("prod"),
+    "aten.prod.dim_int": method("prod"),
+    "aten.nansum.default": nan_reduced("jnp.nansum"),
+    "aten.nanmean.default": nan_reduced("jnp.nanmean"),
+    "aten.linalg_vector_norm.default": vector_norm,
+    "aten.norm.Scalar": vector_norm,
+    "aten.norm.ScalarOpt_dim": vector_norm,
+    "aten.norm.ScalarOpt_dtype": vector_norm,
+    "aten.norm.ScalarOpt_dim_dtype": vector_norm,
+    "aten.frobenius_norm.dim": vector_norm,
+    "aten.linalg_norm.default": linalg_norm,
+    "aten.linalg_matrix_norm.str_ord": matrix_norm,
+    "aten.logsumexp.default": logsumexp,
+    "aten.special_logsumexp.default": logsumexp,
+    "aten.aminmax.default": extremes,
+    "aten.count_nonzero.default": counted,
+    "aten.count_nonzero.dim_IntList": counted,
+    "aten.cummax.default": along(
+        "jnp.take_along_axis(self, running_argmax(self, dim), dim); running_argmax(self, dim)"
+    ),
+    "aten.cummin.default": along(
+        "jnp.take_along_axis(self, running_argmax(-self, dim), dim); running_argmax(-self, dim)"
+    ),
+    "aten.logcumsumexp.default": along("jax.lax.cumlogsumexp(self, dim)"),
+    "aten.quantile.default": quantile,
+    "aten.quantile.scalar": quantile,
+    "aten.trace.default": "jnp.trace(self)",
     "aten.amax.default": extreme("max"),
     "aten.amin.default": extreme("min"),
     "aten.max.default": extreme("max"),
@@ -102,7 +250,10 @@ REDUCTIONS: dict[str, Rule] = {
     "aten._safe_softmax.default": softmax("safe_softmax"),
     "aten.log_softmax.int": softmax("jax.nn.log_softmax"),
     "aten._log_softmax.default": softmax("jax.nn.log_softmax"),
+    "aten.special_softmax.default": softmax("jax.nn.softmax"),
+    "aten.special_log_softmax.default": softmax("jax.nn.log_softmax"),
     "aten.cumsum.default": cumulative("self.cumsum"),
+    "aten.cumprod.default": cumulative("self.cumprod"),
     "aten.any.default": truth("any"),
     "aten.any.dim": truth("any"),
     "aten.any.dims": truth("any"),

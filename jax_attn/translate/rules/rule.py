@@ -65,7 +65,7 @@ def bound(
     schema = operator._schema.arguments
     given = {**dict(zip((each.name for each in schema), args, strict=False)), **kwargs}
     return {
-        each.name: given[each.name] if each.name in given else each.default_value
+        each.name: given.get(each.name, each.default_value)
         for each in schema
         if each.name in given or each.has_default_value()
     }

@@ -73,7 +73,7 @@ def sliced(self: Array, dim: int, start: Any, end: Any, step: Any) -> str:
     length = self.shape[dim]
     first = "" if start in (None, 0) else "start"
     fixed = isinstance(end, int) and isinstance(length, int)
-    last = "" if end is None or end == END or fixed and end >= length else "end"
+    last = "" if end is None or end == END or (fixed and end >= length) else "end"
     stride = "" if step == 1 else ":step"
     if not (first or last or stride):
         return "self"

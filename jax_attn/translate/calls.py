@@ -11,6 +11,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from jax_attn.translate.source_lines import unpacked
+
 # What these return is what they are given, wherever dtype and shape are the same.
 _NOTHING = {
     "aten.alias.default",
@@ -231,8 +233,11 @@ def _name(call: Call, signature: Any, by_name: Mapping[str, Node]) -> None:
     names: dict[Node, str] = {}
     for name, value in bound.items():
         nodes = [node for node in torch.utils._pytree.tree_leaves(value) if node is not None]
+        code = call.module.forward.__code__
+        parts = unpacked(code.co_filename, code.co_firstlineno + 1, name)
         for index, node in enumerate(nodes):
-            names.setdefault(node, name if len(nodes) == 1 else f"{name}_{index}")
+            part = parts[index] if len(parts) == len(nodes) else None
+            names.setdefault(node, name if len(nodes) == 1 else part or f"{name}_{index}")
     names |= {
         node: "_".join(call.state[node].rsplit(".", 2)[-2:])
         for node in call.given.values()

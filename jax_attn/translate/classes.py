@@ -83,9 +83,8 @@ class Classes:
         self.calls: dict[str, list[Call]] = {}
         self.leaves: set[str] = set()
         self._collect(traced.root)
-        self.read: set[str] = set()
-        for name in traced.state.values():
-            self.read.add(name.rpartition(".")[0])
+        self.tensors = list(traced.root.state.values())
+        self.read = {name.rpartition(".")[0] for name in self.tensors}
         self.tree = Tree(
             sizes=sizes,
             state=traced.state,
@@ -158,6 +157,8 @@ class Classes:
         for part in rest.split(".") if rest else []:
             parent = self.modules[here]
             if isinstance(parent, (nn.Sequential, nn.ModuleList)):
+                if not here:
+                    steps.append("layers")
                 members = [name for name, _ in parent.named_children()]
                 present = [n for n in members if self.is_present(f"{here}.{n}".lstrip("."))]
                 steps.append(str(present.index(part)) if part in present else part)
@@ -309,6 +310,9 @@ class Classes:
         for name, buffer in buffers.items():
             if self._is_read(path, name):
                 made.append(self._assign(name, self._buffer(module, name, buffer)))
+        if isinstance(module, _CONTAINERS):
+            text = self._members(path, module)
+            return [self._assign("layers", text)]
         for name, child in module.named_children():
             below = f"{path}.{name}".lstrip(".")
             if self.is_present(below):
@@ -318,7 +322,7 @@ class Classes:
         return made
 
     def _is_read(self, path: str, tensor: str) -> bool:
-        return f"{path}.{tensor}".lstrip(".") in self.traced.state.values()
+        return f"{path}.{tensor}".lstrip(".") in self.tensors
 
     def _assign(self, name: str, text: str) -> ast.stmt:
         return ast.parse(f"self.{name} = {text}").body[0]
@@ -332,18 +336,7 @@ class Classes:
     def _made(self, path: str, module: nn.Module) -> str | None:
         """Write the constructor of a module of the reference."""
         if isinstance(module, _CONTAINERS):
-            members = [
-                (name, text)
-                for name, child in module.named_children()
-                if self.is_present(f"{path}.{name}")
-                and (text := self._made(f"{path}.{name}", child)) is not None
-            ]
-            texts = [text for _, text in members]
-            if isinstance(module, nn.ModuleDict):
-                return "nnx.Dict(" + ", ".join(f"{n}={t}" for n, t in members) + ")"
-            if len(texts) > 1 and len(set(texts)) == 1:
-                return f"nnx.List([{texts[0]} for _ in range({len(texts)})])"
-            return f"nnx.List([{', '.join(texts)}])"
+            return self._members(path, module)
         if path in self.calls:
             one = self.class_of[path]
             index = one.paths.index(path)
@@ -360,38 +353,73 @@ class Classes:
             f"`{path}` ({type(module).__name__}) is never called, and its tensors are read"
         )
 
+    def _members(self, path: str, module: nn.Module) -> str:
+        """Write the list, or the dict, of the modules that a container holds."""
+        members = []
+        for name, child in module.named_children():
+            below = f"{path}.{name}".lstrip(".")
+            if self.is_present(below) and (text := self._made(below, child)) is not None:
+                members.append((name, text))
+        texts = [text for _, text in members]
+        if isinstance(module, nn.ModuleDict):
+            return "nnx.Dict(" + ", ".join(f"{name}={text}" for name, text in members) + ")"
+        if len(texts) > 1 and len(set(texts)) == 1:
+            return f"nnx.List([{texts[0]} for _ in range({len(texts)})])"
+        return f"nnx.List([{', '.join(texts)}])"
+
     # -- the table of weights
 
     def rows(self) -> list[transfer.Layout]:
         """Return the rows of the table between the reference's tensors and the file's."""
         rows: dict[str, Any] = {}
-        constants = self.traced.program.constants
-        for name in self.traced.state.values():
+        tensors = self.traced.root.module.state_dict(keep_vars=True)
+        by_id = {id(tensor): name for name, tensor in tensors.items() if name in self.tensors}
+        for name, tensor in tensors.items():
+            if name in self.tensors:
+                continue
+            first = by_id.get(id(tensor))
+            rows[name] = (
+                transfer.ignored(name, "not used by the outputs")
+                if first is None
+                else transfer.tied(name, first)
+            )
+        pairs: dict[str, list[tuple[str, str, Any]]] = {}
+        for name in self.tensors:
             path, _, tensor = name.rpartition(".")
-            if name in constants:
+            if name not in tensors:
                 continue
             held = None if path in self.calls else leaf(self.modules[path])
             here = ".".join(self.steps_to(path))
             kept = held.tensors[tensor] if held is not None else None
             target = f"{here}.{kept.name if kept else tensor}".lstrip(".")
             steps = (kept.step,) if kept is not None and kept.step is not None else ()
-            key, target = _pattern(name, target)
-            rows[key] = transfer.row(key, target, *steps)
+            pairs.setdefault(_blank(name), []).append((name, target, steps))
+        for group in pairs.values():
+            patterns = {_pattern(name, target): steps for name, target, steps in group}
+            if len(patterns) == 1 and len(group) > 1:
+                ((key, target), steps), = patterns.items()
+                rows[key] = transfer.row(key, target, *steps)
+            else:
+                rows |= {name: transfer.row(name, target, *steps) for name, target, steps in group}
         return list(rows.values())
+
+
+def _blank(name: str) -> str:
+    """Return a name without its integers."""
+    return ".".join("" if part.isdigit() else part for part in name.split("."))
 
 
 def _pattern(key: str, path: str) -> tuple[str, str]:
     """Write the integers that a key and a path share as names in braces."""
-    names = iter(("layer", "part", "piece", "index", "place"))
     theirs, ours = key.split("."), path.split(".")
-    if [t for t in theirs if t.isdigit()] != [o for o in ours if o.isdigit()]:
+    if [part for part in theirs if part.isdigit()] != [part for part in ours if part.isdigit()]:
         return key, path
-    holes = ["{" + next(names) + "}" for t in theirs if t.isdigit()]
-    one, other = iter(holes), iter(holes)
-    return (
-        ".".join(next(one) if part.isdigit() else part for part in theirs),
-        ".".join(next(other) if part.isdigit() else part for part in ours),
-    )
+
+    def filled(parts: list[str]) -> str:
+        names = iter(("{layer}", "{part}", "{piece}", "{item}", "{member}"))
+        return ".".join(next(names) if part.isdigit() else part for part in parts)
+
+    return filled(theirs), filled(ours)
 
 
 def _suffix(members: list[str], made: list[Class]) -> str:

@@ -15,7 +15,14 @@ from jax_attn.translate.expression import Written, filled, literal, parsed
 from jax_attn.translate.leaves import leaf
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.source_lines import Statement, aliases, frames, loop_variable, statement
+from jax_attn.translate.source_lines import (
+    Statement,
+    aliases,
+    frames,
+    loop_variable,
+    return_names,
+    statement,
+)
 from jax_attn.translate.tidy import tidied
 
 Sizes = Mapping[str, str]
@@ -155,6 +162,8 @@ class Writer:
         leaving = self._leaving(place)
         if value not in leaving:
             return None
+        if len(place.targets) == 1 and isinstance(item, Call) and len(item.results) > 1:
+            return self._result_name(item, value)
         if len(place.targets) == 1:
             return place.targets[0] if len(leaving) == 1 or value is leaving[-1] else None
         if isinstance(item, Call) and len(item.results) > 1:
@@ -166,22 +175,19 @@ class Writer:
     def _made_name(self, value: Node) -> str:
         item = self.produced[value]
         if isinstance(item, Call):
-            inner = [each for each in (self._statement_of_result(item, value),) if each]
-            base = inner[0] if inner else item.path.rpartition(".")[2]
+            base = self._result_name(item, value) or item.path.rpartition(".")[2]
             if base.isdigit():
                 base = item.path.rsplit(".", 2)[-2]
         else:
             base = str(item.target).split(".")[1] if "." in str(item.target) else "value"
         return re.sub(r"\W|^(?=\d)", "", base.strip("_")) or "value"
 
-    def _statement_of_result(self, item: Call, value: Node) -> str | None:
-        """Return the name that a called module returns a value by."""
+    def _result_name(self, item: Call, value: Node) -> str | None:
+        """Return the name that a called module returns one of several values by."""
         found = frames(value)
-        if len(found) <= item.depth:
+        if len(item.results) == 1 or len(found) <= item.depth:
             return None
-        place = statement(found[item.depth])
-        index = item.results.index(value)
-        return place.returns[index] if index < len(place.returns) else None
+        return return_names(found[item.depth], len(item.results))[item.results.index(value)]
 
     # -- expressions
 
@@ -250,7 +256,8 @@ class Writer:
         values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
         made = {name: self.written(value) for name, value in arguments.items()}
         seen = {name: described(value) for name, value in values.items()}
-        return expressions(RULES[str(target)], seen, made, described(node.meta["val"]))
+        rule = RULES.get(str(target), f"missing_{str(target).split(chr(46))[1]}(self)")
+        return expressions(rule, seen, made, described(node.meta["val"]))
 
     def _called(self, item: Call) -> Written:
         attribute = self.tree.attribute(self.call.path, item.path)

@@ -110,6 +110,28 @@ def _function_names(file: str, line: int) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+@lru_cache(maxsize=4096)
+def return_names(frame: Frame, count: int) -> tuple[str | None, ...]:
+    """Return the names that the function of a frame returns `count` values by."""
+    _, function = _enclosing(frame.file, frame.line)
+    for node in ast.walk(function) if function else ():
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            if len(node.value.elts) == count:
+                return tuple(map(_root_name, node.value.elts))
+    return (None,) * count
+
+
+@lru_cache(maxsize=4096)
+def unpacked(file: str, line: int, name: str) -> tuple[str | None, ...]:
+    """Return the names that the function of a line unpacks an argument into, if it does."""
+    _, function = _enclosing(file, line)
+    for node in ast.walk(function) if function else ():
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            if node.value.id == name and isinstance(node.targets[0], ast.Tuple):
+                return _names(node.targets[0])
+    return ()
+
+
 def aliases(frame: Frame) -> tuple[tuple[str, str], ...]:
     """Return the pairs of `alias = name` in the function of a frame."""
     return _function_names(frame.file, frame.line)

@@ -45,6 +45,30 @@ class _Tidy(ast.NodeTransformer):
         return node
 
 
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        left, right = node.left, node.right
+        if isinstance(node.op, ast.Add) and _is(right, 0):
+            return left
+        if isinstance(node.op, (ast.Mult, ast.Div)) and _is(right, 1.0):
+            return left
+        if isinstance(node.op, ast.BitAnd):
+            if ast.unparse(left) == _TRUE:
+                return right
+            if ast.unparse(right) == _TRUE:
+                return left
+        return node
+
+
+_TRUE = "jnp.ones((), dtype=jnp.bool)"
+
+
+def _is(node: ast.expr, value: float) -> bool:
+    return isinstance(node, ast.Constant) and node.value == value and not isinstance(
+        node.value, bool
+    )
+
+
 def tidied(statement: ast.stmt) -> ast.stmt:
     """Return a statement with what cancels folded away."""
     return _Tidy().visit(statement)

@@ -60,13 +60,14 @@ def described(value: Any) -> Any:
 def bound(
     operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Name the arguments of a call as the operator's schema names them, defaults included."""
+    """Name the arguments of a call, defaults included, as the schema names and orders them."""
     schema = operator._schema.arguments
     names = [argument.name for argument in schema]
     defaults = {
         argument.name: argument.default_value for argument in schema if argument.has_default_value()
     }
-    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    return {name: given[name] for name in names if name in given}
 
 
 def expressions(

@@ -1,6 +1,18 @@
 """The one table of rules, by the operator's name with its overload."""
 
+from jax_attn.translate.rules.attention import ATTENTION
+from jax_attn.translate.rules.convolutions import CONVOLUTIONS
+from jax_attn.translate.rules.indexing import INDEXING
+from jax_attn.translate.rules.norms import NORMS
 from jax_attn.translate.rules.pointwise import POINTWISE
+from jax_attn.translate.rules.random import RANDOM
 from jax_attn.translate.rules.rule import Rule
 
-RULES: dict[str, Rule] = {**POINTWISE}
+RULES: dict[str, Rule] = {
+    **POINTWISE,
+    **INDEXING,
+    **CONVOLUTIONS,
+    **NORMS,
+    **ATTENTION,
+    **RANDOM,
+}

@@ -110,7 +110,7 @@ def compare(
             torch.zeros_like(x) if g is None else g.conj().resolve_conj()
             for x, g in zip(inputs, gradients, strict=True)
         ]
-        _judge(wanted, list(pulled.values()), size, roundoff, f"gradient of {text}")
+        _judge(wanted, [pulled[key] for key in varied], size, roundoff, f"gradient of {text}")
     return text
 
 

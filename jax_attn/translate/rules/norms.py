@@ -1,4 +1,4 @@
-"""Normalizations."""
+"""Normalizations, of activations and of weights, and what bilinear layers compute."""
 
 from typing import Any
 
@@ -142,6 +142,19 @@ def _norm(v: Array, dim: int) -> str:
     return f"jnp.sqrt(jnp.square(v).sum({axes}))"
 
 
+def trilinear(
+    i1: Array, i2: Array, i3: Array, expand1: Any, expand2: Any, expand3: Any, sumdim: Any
+) -> str:
+    """Write the sum of products of tensors, each without the axes that it is expanded by."""
+    rank = i1.rank + len(expand1)
+    letters = "abcdefghijklmnopqrstuvwxyz"[:rank]
+    names = [
+        "".join(letters[axis] for axis in range(rank) if axis not in axes)
+        for axes in (expand1, expand2, expand3, sumdim)
+    ]
+    return f"jnp.einsum('{','.join(names[:3])}->{names[3]}', i1, i2, i3)"
+
+
 NORMS: dict[str, Rule] = {
     "aten.layer_norm.default": layer_norm,
     "aten.native_layer_norm.default": native_layer_norm,
@@ -154,6 +167,7 @@ NORMS: dict[str, Rule] = {
     "aten._native_batch_norm_legit_functional.default": batch_norm_functional,
     "aten._native_batch_norm_legit_no_training.default": batch_norm_eval,
     "aten._native_batch_norm_legit.no_stats": batch_norm_no_stats,
+    "aten._trilinear.default": trilinear,
     "aten._weight_norm.default": weight_norm,
     "aten._weight_norm_interface.default": weight_norm_interface,
 }

@@ -2,17 +2,25 @@
 
 from jax_attn.translate.rules.attention import ATTENTION
 from jax_attn.translate.rules.convolutions import CONVOLUTIONS
+from jax_attn.translate.rules.fourier import FOURIER
 from jax_attn.translate.rules.indexing import INDEXING
 from jax_attn.translate.rules.norms import NORMS
 from jax_attn.translate.rules.pointwise import POINTWISE
+from jax_attn.translate.rules.pools import POOLS
 from jax_attn.translate.rules.random import RANDOM
+from jax_attn.translate.rules.recurrent import RECURRENT
+from jax_attn.translate.rules.resizing import RESIZING
 from jax_attn.translate.rules.rule import Rule
 
 RULES: dict[str, Rule] = {
     **POINTWISE,
     **INDEXING,
     **CONVOLUTIONS,
+    **POOLS,
+    **RESIZING,
     **NORMS,
+    **RECURRENT,
+    **FOURIER,
     **ATTENTION,
     **RANDOM,
 }

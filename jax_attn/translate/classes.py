@@ -41,6 +41,7 @@ class Class:
     init: list[ast.stmt] = field(default_factory=list)
     method: Method = field(default_factory=lambda: Method([], []))
     signature: list[str] = field(default_factory=list)
+    always_given: set[str] = field(default_factory=set)
 
 
 def _constants(statements: Sequence[ast.stmt]) -> list[ast.Constant]:
@@ -183,7 +184,7 @@ class Classes:
         module = self.modules[path]
         held = leaf(module)
         attribute = self.attribute(owner, path)
-        if held is None or path not in self.leaves and not self._is_made(path):
+        if held is None or (path not in self.leaves and not self._is_made(path)):
             return parsed(f"{attribute}.{tensor}")
         kept = held.tensors[tensor]
         return filled(kept.in_torch, {"self": parsed(f"{attribute}.{kept.name}")})
@@ -196,8 +197,12 @@ class Classes:
             raise NotImplementedError(f"a constant of {value.numel()} elements")
         numbers = literal(value.tolist())
         if isinstance(numbers, ast.Tuple):
-            numbers = parsed(ast.unparse(numbers).replace("(", "[").replace(",)", "]").replace(")", "]"))
-        return filled("jnp.array(values, dtype)", {"values": numbers, "dtype": literal(value.dtype)})
+            numbers = parsed(
+                ast.unparse(numbers).replace("(", "[").replace(",)", "]").replace(")", "]")
+            )
+        return filled(
+            "jnp.array(values, dtype)", {"values": numbers, "dtype": literal(value.dtype)}
+        )
 
     # -- classes
 
@@ -242,6 +247,9 @@ class Classes:
             name = kind.__name__ + ("" if not index else _suffix(members, made))
             first = members[0]
             one = Class(name, members, kind, signature=self.signature(self.calls[first][0]))
+            one.always_given = set.intersection(
+                *(set(call.given) for path in members for call in self.calls[path])
+            )
             bodies = [methods[path].body for path in members]
             self._unify(one, bodies, [inits[path] for path in members])
             one.method = replace(methods[first], body=bodies[0])
@@ -250,9 +258,7 @@ class Classes:
             made.append(one)
         return made
 
-    def _unify(
-        self, one: Class, bodies: list[list[ast.stmt]], inits: list[list[ast.stmt]]
-    ) -> None:
+    def _unify(self, one: Class, bodies: list[list[ast.stmt]], inits: list[list[ast.stmt]]) -> None:
         """Make the numbers in which instances differ arguments of `__init__`."""
         modules = [self.modules[path] for path in one.paths]
         by_values: dict[tuple[Any, ...], str] = {}
@@ -397,7 +403,7 @@ class Classes:
         for group in pairs.values():
             patterns = {_pattern(name, target): steps for name, target, steps in group}
             if len(patterns) == 1 and len(group) > 1:
-                ((key, target), steps), = patterns.items()
+                (((key, target), steps),) = patterns.items()
                 rows[key] = transfer.row(key, target, *steps)
             else:
                 rows |= {name: transfer.row(name, target, *steps) for name, target, steps in group}

@@ -25,6 +25,13 @@ DTYPES = {
     torch.complex128: "complex64",
 }
 
+# What models fill masks with has a name.
+LIMITS = {
+    getattr(torch.finfo(dtype), side): f"jnp.finfo(jnp.{DTYPES[dtype]}).{side}"
+    for dtype in (torch.float16, torch.bfloat16, torch.float32)
+    for side in ("min", "max")
+}
+
 
 def parsed(text: str) -> Written:
     """Parse one Python expression."""
@@ -41,6 +48,8 @@ def literal(value: Any) -> Written:
         return ast.Dict([literal(key) for key in value], [literal(each) for each in value.values()])
     if isinstance(value, float) and not math.isfinite(value):
         return parsed("jnp.nan" if math.isnan(value) else "jnp.inf" if value > 0 else "-jnp.inf")
+    if isinstance(value, float) and value in LIMITS:
+        return parsed(LIMITS[value])
     if isinstance(value, complex):
         return parsed(f"complex({value.real!r}, {value.imag!r})")
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -37,8 +37,9 @@ class Leaf:
 
 def _options(**options: tuple[Any, Any]) -> str:
     """Write the keyword arguments that are not at their defaults."""
-    return "".join(f", {name}={value!r}" for name, (value, default) in options.items()
-                   if value != default)
+    return "".join(
+        f", {name}={value!r}" for name, (value, default) in options.items() if value != default
+    )
 
 
 def _linear(module: nn.Linear) -> str:

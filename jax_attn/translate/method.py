@@ -16,6 +16,7 @@ from jax_attn.translate.leaves import leaf
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.source_lines import (
+    Frame,
     Statement,
     aliases,
     frames,
@@ -93,6 +94,14 @@ class Writer:
                 self._use(value, item)
         for value in self.returned:
             self._use(value, None)
+        self.places = {id(item): self._place(item) for item in self.items}
+        self.leaving: dict[Statement, list[Node]] = {}
+        for value, item in self.produced.items():
+            place = self.places[id(item)]
+            if place is not None and any(
+                user is None or self.places[id(user)] != place for user in self.users.get(value, ())
+            ):
+                self.leaving.setdefault(place, []).append(value)
         self.names: dict[Node, str] = {}
         self.held: dict[str, Node] = {}
         self.position = {id(item): place for place, item in enumerate(self.items)}
@@ -122,7 +131,8 @@ class Writer:
         if self.call.path:
             return self.call.results
         return [
-            each for each in torch.utils._pytree.tree_leaves(self.tree.returned)
+            each
+            for each in torch.utils._pytree.tree_leaves(self.tree.returned)
             if isinstance(each, Node)
         ]
 
@@ -131,27 +141,17 @@ class Writer:
     def _first(self, item: Node | Call) -> Node | None:
         return next(item.nodes(), None) if isinstance(item, Call) else item
 
-    def _statement(self, item: Node | Call) -> Statement | None:
-        node = self._first(item)
-        if node is None:
-            return None
-        found = frames(node)
-        return statement(found[min(self.call.depth, len(found) - 1)]) if found else None
+    def _place(self, item: Node | Call) -> Statement | None:
+        frame = self._frame(item)
+        return statement(frame) if frame is not None else None
 
-    def _frame(self, item: Node | Call) -> Any:
+    def _statement(self, item: Node | Call) -> Statement | None:
+        return self.places[id(item)]
+
+    def _frame(self, item: Node | Call) -> Frame | None:
         node = self._first(item)
         found = frames(node) if node is not None else ()
         return found[min(self.call.depth, len(found) - 1)] if found else None
-
-    def _leaving(self, place: Statement) -> list[Node]:
-        """Return the values of a statement that others use, in order."""
-        values = []
-        for value, item in self.produced.items():
-            if self._statement(item) != place or value not in self.users:
-                continue
-            if any(user is None or self._statement(user) != place for user in self.users[value]):
-                values.append(value)
-        return values
 
     def _own_name(self, value: Node) -> str | None:
         """Return the name that torch's source gives to a value, if it gives one."""
@@ -159,7 +159,7 @@ class Writer:
         place = self._statement(item)
         if place is None or not place.targets:
             return None
-        leaving = self._leaving(place)
+        leaving = self.leaving.get(place, [])
         if value not in leaving:
             return None
         if len(place.targets) == 1 and isinstance(item, Call) and len(item.results) > 1:
@@ -271,16 +271,7 @@ class Writer:
             return filled(found.called, operands)
         positional: list[Written] = []
         keywords: list[ast.keyword] = []
-        for name in self.tree.signatures(item):
-            if name not in item.given:
-                continue
-            value = self.written(item.given[name])
-            if len(positional) == len(keywords) == 0 or not keywords:
-                positional.append(value)
-            else:
-                keywords.append(ast.keyword(name, value))
         skipped = False
-        positional, keywords = [], []
         for name in self.tree.signatures(item):
             if name not in item.given:
                 skipped = True
@@ -366,7 +357,11 @@ class Writer:
                 break
             same = all(
                 node is last.given[name]
-                or (node is last.results[0] and last.given[name] is (run[-2].results[0] if len(run) > 1 else last.given[name]))
+                or (
+                    node is last.results[0]
+                    and last.given[name]
+                    is (run[-2].results[0] if len(run) > 1 else last.given[name])
+                )
                 for name, node in item.given.items()
             )
             carried = [n for n, node in item.given.items() if node is last.results[0]]

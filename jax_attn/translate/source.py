@@ -7,11 +7,20 @@ import subprocess
 from collections.abc import Sequence
 
 from jax_attn.translate.classes import Class
-from jax_attn.translate.rules import written
+from jax_attn.translate.rules.written import FUNCTIONS
 
 _BUFFER = '''class Buffer(nnx.Variable):
     """An array that is saved with the weights and not trained."""
 '''
+
+
+_IMPORTS = {
+    "math": "import math\n",
+    "jax": "import jax",
+    "jnp": "import jax.numpy as jnp",
+    "nnx": "from flax import nnx",
+    "Array": "from jax import Array",
+}
 
 
 def _unparsed(statements: Sequence[ast.stmt]) -> str:
@@ -28,9 +37,11 @@ def class_text(one: Class) -> str:
     arguments = "".join(f"{name}, " for name in one.arguments)
     body = _unparsed(one.init) or "pass"
     lines += [f"    def __init__(self, {arguments}*, rngs: nnx.Rngs):", _indented(body, 2), ""]
-    given = "".join(
-        f", {name}" + ("" if name in one.method.arguments else "=None") for name in one.signature
-    )
+    given = ""
+    for name in one.signature:
+        # An argument that some instance is not given, and all that follow it, may be left out.
+        is_optional = "=None" in given or name not in one.always_given
+        given += f", {name}" + ("=None" if is_optional else "")
     lines += [f"    def __call__(self{given}):", _indented(_unparsed(one.method.body), 2)]
     return "\n".join(lines)
 
@@ -40,11 +51,12 @@ def _functions(text: str) -> list[str]:
     found: dict[str, str] = {}
     waiting = [text]
     while waiting:
-        names = {node.id for node in ast.walk(ast.parse(waiting.pop())) if isinstance(node, ast.Name)}
+        names = {
+            node.id for node in ast.walk(ast.parse(waiting.pop())) if isinstance(node, ast.Name)
+        }
         for name in sorted(names):
-            value = getattr(written, name, None)
-            if inspect.isfunction(value) and name not in found:
-                found[name] = inspect.getsource(value)
+            if name in FUNCTIONS and name not in found:
+                found[name] = inspect.getsource(FUNCTIONS[name])
                 waiting.append(found[name])
     return list(found.values())[::-1]
 
@@ -56,7 +68,10 @@ def formatted(text: str) -> str:
         return text
     done = subprocess.run(
         [ruff, "format", "--isolated", "--line-length", "100", "-"],
-        input=text, capture_output=True, text=True, check=True,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 
@@ -66,15 +81,10 @@ def file_text(classes: Sequence[Class], title: str) -> str:
     texts = [class_text(one) for one in classes]
     body = "\n\n\n".join(texts)
     functions = _functions(body)
-    parts = [f'"""{title}"""\n', "import jax\nimport jax.numpy as jnp\nfrom flax import nnx\n"]
     everything = "\n\n\n".join([*functions, body])
     names = {node.id for node in ast.walk(ast.parse(everything)) if isinstance(node, ast.Name)}
-    imports = [
-        line
-        for name, line in (("jax", "import jax"), ("jnp", "import jax.numpy as jnp"))
-        if name in names
-    ]
-    parts = [f'"""{title}"""\n', "\n".join([*imports, "from flax import nnx"]) + "\n"]
+    imports = [line for name, line in _IMPORTS.items() if name in names]
+    parts = [f'"""{title}"""\n', "\n".join(imports) + "\n"]
     if "Buffer" in names:
         parts.append(_BUFFER)
     return formatted("\n\n".join([*parts, everything]) + "\n")

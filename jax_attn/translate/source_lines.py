@@ -36,7 +36,11 @@ class Statement:
 
 def frames(node: Node) -> tuple[Frame, ...]:
     """Return the frames in which an operator ran, from the outermost to the innermost."""
-    trace = node.meta.get("stack_trace") or ""
+    return _parsed(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=65536)
+def _parsed(trace: str) -> tuple[Frame, ...]:
     return tuple(Frame(file, int(line), name) for file, line, name in _FRAME.findall(trace))
 
 
@@ -48,14 +52,19 @@ def _tree(file: str) -> ast.Module | None:
         return None
 
 
+@lru_cache(maxsize=256)
+def _statements(file: str) -> tuple[ast.stmt, ...]:
+    tree = _tree(file)
+    return tuple(each for each in ast.walk(tree) if isinstance(each, ast.stmt)) if tree else ()
+
+
 @lru_cache(maxsize=65536)
 def _enclosing(file: str, line: int) -> tuple[ast.stmt | None, ast.stmt | None]:
     """Return the innermost simple statement and the innermost function that contain a line."""
-    tree = _tree(file)
     statement: ast.stmt | None = None
     function: ast.stmt | None = None
-    for node in ast.walk(tree) if tree else ():
-        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
+    for node in _statements(file):
+        if not node.lineno <= line <= (node.end_lineno or 0):
             continue
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if function is None or node.lineno >= function.lineno:
@@ -79,6 +88,7 @@ def _root_name(value: ast.expr) -> str | None:
     return value.id if isinstance(value, ast.Name) and value.id != "self" else None
 
 
+@lru_cache(maxsize=65536)
 def statement(frame: Frame) -> Statement:
     """Return the statement of a frame's line."""
     found, _ = _enclosing(frame.file, frame.line)

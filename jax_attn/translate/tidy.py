@@ -44,7 +44,6 @@ class _Tidy(ast.NodeTransformer):
                 return inner.args[0]
         return node
 
-
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
         left, right = node.left, node.right
@@ -64,8 +63,8 @@ _TRUE = "jnp.ones((), dtype=jnp.bool)"
 
 
 def _is(node: ast.expr, value: float) -> bool:
-    return isinstance(node, ast.Constant) and node.value == value and not isinstance(
-        node.value, bool
+    return (
+        isinstance(node, ast.Constant) and node.value == value and not isinstance(node.value, bool)
     )
 
 

@@ -60,9 +60,7 @@ def translate(
     classes = Classes(found, _sizes(found, dynamic))
     ordered = classes.classes
     title = f"{type(reference).__name__}, translated from torch."
-    return Translation(
-        file_text(ordered, title), Layout(*classes.rows()), ordered[-1].name
-    )
+    return Translation(file_text(ordered, title), Layout(*classes.rows()), ordered[-1].name)
 
 
 def _tensor(value: Any) -> Any:

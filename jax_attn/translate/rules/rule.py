@@ -61,7 +61,7 @@ def described(value: Any) -> Any:
 def bound(
     operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Name the arguments of a call as the operator's schema names them, defaults included."""
+    """Name the arguments of a call, defaults included, as the schema names and orders them."""
     schema = operator._schema.arguments
     given = {**dict(zip((each.name for each in schema), args, strict=False)), **kwargs}
     return {

@@ -1,9 +1,18 @@
 """The one table of rules, by the operator's name with its overload."""
 
+from jax_attn.translate.rules.attention import ATTENTION
+from jax_attn.translate.rules.convolutions import CONVOLUTIONS
 from jax_attn.translate.rules.creation import CREATION
+from jax_attn.translate.rules.fourier import FOURIER
+from jax_attn.translate.rules.indexing import INDEXING
+from jax_attn.translate.rules.norms import NORMS
 from jax_attn.translate.rules.pointwise import POINTWISE
+from jax_attn.translate.rules.pools import POOLS
 from jax_attn.translate.rules.products import PRODUCTS
+from jax_attn.translate.rules.random import RANDOM
+from jax_attn.translate.rules.recurrent import RECURRENT
 from jax_attn.translate.rules.reductions import REDUCTIONS
+from jax_attn.translate.rules.resizing import RESIZING
 from jax_attn.translate.rules.rule import Rule
 from jax_attn.translate.rules.shapes import SHAPES
 
@@ -13,4 +22,13 @@ RULES: dict[str, Rule] = {
     **PRODUCTS,
     **SHAPES,
     **CREATION,
+    **INDEXING,
+    **CONVOLUTIONS,
+    **POOLS,
+    **RESIZING,
+    **NORMS,
+    **RECURRENT,
+    **FOURIER,
+    **ATTENTION,
+    **RANDOM,
 }

@@ -1,5 +1,7 @@
 """Say where a rule of the translator and torch's operator differ: values, gradients, dtypes."""
 
+import functools
+import re
 import types
 from typing import Any
 from unittest import mock
@@ -11,6 +13,7 @@ import torch
 
 from helpers import operators
 from jax_attn.translate.expression import DTYPES
+from jax_attn.translate.rules.rule import bound
 
 EPSILON = 2.0**-53
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -18,6 +21,12 @@ WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 # Elementary functions of torch and of XLA are within this many units of the last place.
 UNITS = 16
+
+# The programs are tiny and run once.
+COMPILED_QUICKLY = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
 
 # A file that is written holds 32 bits: where it names a dtype, the comparison means 64.
 IN_FLOAT64 = types.SimpleNamespace(
@@ -74,15 +83,24 @@ def values_differ(name: str, *args: Any, **kwargs: Any) -> list[str]:
             jax.enable_x64(True),
             mock.patch.dict(operators.NAMES, {"jnp": IN_FLOAT64}),
         ):
-            return _values_differ(name, args, kwargs)
+            constants: set[int] = set()
+            while True:
+                try:
+                    return _values_differ(name, args, kwargs, constants)
+                except RuntimeError as error:
+                    refused = re.search("not differentiable .* argument '(.*)'", str(error))
+                    if not refused:
+                        raise
+                    given = bound(operators.operator(name), args, kwargs)
+                    constants.add(id(given[refused[1]]))
     finally:
         torch.set_default_dtype(default)
 
 
-def _values_differ(name: str, args: Any, kwargs: Any) -> list[str]:
+def _values_differ(name: str, args: Any, kwargs: Any, constants: set[int]) -> list[str]:
     def leaf(tensor: torch.Tensor) -> torch.Tensor:
         wide = tensor.detach().to(WIDER.get(tensor.dtype, tensor.dtype)).clone()
-        return wide.requires_grad_(wide.dtype.is_floating_point)
+        return wide.requires_grad_(wide.dtype.is_floating_point and id(tensor) not in constants)
 
     args, kwargs = mapped(args, leaf), {key: mapped(v, leaf) for key, v in kwargs.items()}
     inputs = tensors([*args, *kwargs.values()])
@@ -96,11 +114,11 @@ def _values_differ(name: str, args: Any, kwargs: Any) -> list[str]:
     with_gradient = [
         n
         for n, each in enumerate(outputs)
-        if each.requires_grad and "NotImplemented" not in each.grad_fn.name()
+        if each.requires_grad and "NotImplemented" not in str(each.grad_fn)
     ]
     cotangents = [rng.uniform(0.5, 2.0, tuple(outputs[n].shape)) for n in with_gradient]
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=COMPILED_QUICKLY)
     def results_and_gradients(arrays: dict[str, jax.Array]) -> Any:
         def chosen(floats: dict[str, jax.Array]) -> Any:
             results = jax.tree.leaves(run({**arrays, **floats}))

@@ -1,6 +1,7 @@
 """The one table of rules, by the operator's name with its overload."""
 
 from jax_attn.translate.rules.creation import CREATION
+from jax_attn.translate.rules.losses import LOSSES
 from jax_attn.translate.rules.pointwise import POINTWISE
 from jax_attn.translate.rules.products import PRODUCTS
 from jax_attn.translate.rules.reductions import REDUCTIONS
@@ -13,4 +14,5 @@ RULES: dict[str, Rule] = {
     **PRODUCTS,
     **SHAPES,
     **CREATION,
+    **LOSSES,
 }

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import torch
 
 from jax_attn.translate.expression import Written, literal
-from jax_attn.translate.rules import written
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
+from jax_attn.translate.rules.written import FUNCTIONS
 
-NAMES = {"jax": jax, "jnp": jnp, **vars(written)}
+NAMES = {"jax": jax, "jnp": jnp, **FUNCTIONS}
 
 
 def operator(name: str) -> torch._ops.OpOverload:

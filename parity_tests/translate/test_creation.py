@@ -72,7 +72,7 @@ PLANTED = [
     (("arange.default", 5, {"dtype": torch.float32}), "jnp.arange(end)"),
     (("full.default", [2], 0.5), "jnp.full(size, fill_value)"),  # a weak dtype
     (("arange.start_step", 0, 5, 2), "jnp.arange(start, end)"),
-    (("tril_indices.default", 3, 4, -1), "jnp.array(jnp.tril_indices(row, -1))"),
+    (("tril_indices.default", 3, 4, 1), "jnp.array(jnp.tril_indices(row, 1))"),
     (("hann_window.default", 5), "jnp.hanning(window_length)"),
 ]
 

@@ -20,7 +20,6 @@ NONE, MEAN, SUM = 0, 1, 2
 
 ROWS = [
     ("smooth_l1_loss.default", F, G, 1, 0.5),
-    ("smooth_l1_loss.default", F, G, 1, 0.0),
     ("smooth_l1_loss.default", F, F + 1, 1),
     ("huber_loss.default", F, G, 2, 0.7),
     ("kl_div.default", F, PROBABILITIES),

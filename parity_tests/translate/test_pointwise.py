@@ -12,7 +12,6 @@ from helpers.rule_rows import (
     BTD,
     DIVISORS,
     HALF,
-    INF,
     INTS,
     KINKS,
     SCALAR,
@@ -100,10 +99,6 @@ ROWS = [
     ("where.ScalarOther", BOOLS, INTS, 0.5),
     ("where.Scalar", BOOLS, 1.0, 0.0),
     ("where.Scalar", BOOLS, 1, 0),
-    ("masked_fill.Scalar", F, BOOLS, -INF),
-    ("masked_fill.Scalar", HALF, BOOLS, 10000.0),
-    ("masked_fill.Tensor", HALF, BOOLS, tensor(1.0)),
-    ("masked_fill.Scalar", INTS, BOOLS, 1),
     ("bitwise_and.Tensor", BOOLS, BOOLS),
     ("bitwise_not.default", BOOLS),
     ("logical_and.default", INTS, BOOLS),
@@ -121,7 +116,6 @@ ROWS = [
     ("softshrink.default", X, 1.0),
     ("threshold.default", X, 0.5, 20.0),
     ("celu.default", X[0], 0.5),
-    ("rrelu.default", X),
     ("_prelu_kernel.default", X[0], tensor([0.2])),
     ("logit.default", tensor([0.1, 0.5, 0.2, 0.9]), 0.2),
     ("nan_to_num.default", X),
@@ -317,7 +311,6 @@ TEXTS = [
     (("softplus.default", F), "jax.nn.softplus(x0)"),
     (("clamp.default", INTS, 0, 5), "jnp.clip(x0, 0, 5)"),
     (("clamp.default", F, None, 5.0), "clamp(x0, None, 5.0)"),
-    (("masked_fill.Scalar", F, BOOLS, -INF), "jnp.where(x1, -jnp.inf, x0)"),
     (("_to_copy.default", F, {"dtype": torch.bfloat16}), "x0.astype(jnp.bfloat16)"),
     (("_to_copy.default", F, {"dtype": torch.float32}), "x0"),
     (("prelu.default", BTD, tensor([0.1, 0.2, 0.3])), "jnp.where(x0 > 0, x0, x1[:, None] * x0)"),
@@ -357,15 +350,14 @@ def test_a_wrong_rule_is_noticed(row, wrong, monkeypatch):
 
 
 def test_what_has_no_equal_is_refused():
-    for row in (("rrelu.default", F, 0.1, 0.3, True), ("angle.default", F)):
-        with pytest.raises(NotImplementedError):
-            text(row)
+    with pytest.raises(NotImplementedError):
+        text(("angle.default", F))
 
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3]), max_size=3)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     st.sampled_from(["add", "mul", "div", "maximum", "atan2", "where", "pow", "remainder"]),
     SHAPES,

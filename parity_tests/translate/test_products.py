@@ -115,7 +115,7 @@ def test_a_wrong_rule_is_noticed(row, wrong, monkeypatch):
     assert differences(name, *args, **kwargs)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     st.lists(st.sampled_from([1, 2]), max_size=2),
     st.lists(st.sampled_from([1, 2]), max_size=2),

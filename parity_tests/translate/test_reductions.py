@@ -114,7 +114,6 @@ ROWS = [
     ("any.dims", BOOLS),
     ("all.dims", BOOLS, [0, 1]),
     ("max.default", X),
-    ("amax.default", X, [1]),
     ("sum.dim_IntList", BTD, None),
     ("sum.dim_IntList", BTD, [], True),
     ("argmax.default", F, None, True),
@@ -146,11 +145,11 @@ PLANTED = [
     (("sum.default", INTS.to(torch.uint8)), "self.sum()"),  # uint32
     (("sum.dim_IntList", BTD, [-1], True), "self.sum(-1)"),
     (("var.correction", BTD, [1]), "self.var(1)"),
-    (("max.dim", F, 1), ("self.max(1)", "self.argmax(1)")),  # shares the gradient
+    (("min.dim", F, 1), lambda: ("self.min(1)", "self.argmin(1)")),  # shares the gradient
     (("std.correction", torch.ones(2, 3), [1]), "jnp.sqrt(self.var(1, ddof=1))"),  # 0 / 0
     (("linalg_vector_norm.default", F * 0), "jnp.linalg.norm(self)"),
     (("softmax.int", BTD, 1), "jax.nn.softmax(self)"),
-    (("cummax.default", F, 1), ("jax.lax.cummax(self, 1)", "self.argmax(1)")),
+    (("cummax.default", F, 1), lambda: ("jax.lax.cummax(self, 1)", "self.argmax(1)")),
     (("cumsum.default", INTS.to(torch.int8), 0), "self.cumsum(0)"),
 ]
 
@@ -172,7 +171,7 @@ def test_a_wrong_rule_is_noticed(row, wrong, monkeypatch):
     assert differences(name, *args, **kwargs)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     st.sampled_from(
         [
@@ -189,7 +188,7 @@ def test_a_wrong_rule_is_noticed(row, wrong, monkeypatch):
     st.data(),
 )
 def test_any_axes(name, shape, data):
-    axes = data.draw(st.sets(st.integers(0, len(shape) - 1)))
+    axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
     dim = [axis - data.draw(st.sampled_from([0, len(shape)])) for axis in axes]
     keepdim = data.draw(st.booleans())
     values = torch.arange(torch.Size(shape).numel()).reshape(shape) % 3 * 0.5

@@ -1,7 +1,9 @@
 """The one table of rules, by the operator's name with its overload."""
 
+from jax_attn.translate.rules.activations import ACTIVATIONS
 from jax_attn.translate.rules.creation import CREATION
 from jax_attn.translate.rules.losses import LOSSES
+from jax_attn.translate.rules.parts import PARTS
 from jax_attn.translate.rules.pointwise import POINTWISE
 from jax_attn.translate.rules.products import PRODUCTS
 from jax_attn.translate.rules.reductions import REDUCTIONS
@@ -10,9 +12,11 @@ from jax_attn.translate.rules.shapes import SHAPES
 
 RULES: dict[str, Rule] = {
     **POINTWISE,
+    **ACTIVATIONS,
     **REDUCTIONS,
     **PRODUCTS,
     **SHAPES,
+    **PARTS,
     **CREATION,
     **LOSSES,
 }

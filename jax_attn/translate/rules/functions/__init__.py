@@ -1,0 +1,1 @@
+"""Functions whose source a translated file contains if it uses them, by kind."""

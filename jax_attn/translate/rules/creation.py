@@ -53,6 +53,37 @@ def scalar(out: Array) -> str:
     return f"jnp.array(s, dtype=jnp.{out.dtype})"
 
 
+def linspace(start: Any, end: Any, out: Array) -> str:
+    if not out.is_floating:
+        raise NotImplementedError("linspace of integers, which torch rounds in its own way")
+    tensors = any(isinstance(each, Array) for each in (start, end))
+    dtype = f"jnp.{out.dtype}" if tensors or out.dtype != "float32" else None
+    return call("jnp.linspace", "start", "end", "steps", dtype=dtype)
+
+
+def eye(out: Array, m: Any = None) -> str:
+    dtype = None if out.dtype == "float32" else f"jnp.{out.dtype}"
+    return call("jnp.eye", "n", None if m is None else "m", dtype=dtype)
+
+
+def triangle_indices(function: str) -> Any:
+    def rule(row: Any, col: Any, offset: int) -> str:
+        width = None if row == col else "col"
+        return f"jnp.array({call(function, 'row', str(offset) if offset else None, m=width)})"
+
+    return rule
+
+
+def window(function: str) -> Any:
+    """Make the rule of a window; a periodic one is one longer, without its last value."""
+
+    def rule(out: Array, window_length: Any, periodic: bool = True) -> str:
+        value = f"{function}(window_length + 1)[:-1]" if periodic else f"{function}(window_length)"
+        return f"{value}.astype(jnp.{out.dtype})"
+
+    return rule
+
+
 CREATION: dict[str, Rule] = {
     "aten.arange.default": arange,
     "aten.arange.start": arange,
@@ -69,5 +100,26 @@ CREATION: dict[str, Rule] = {
     "aten.zeros_like.default": like("jnp.zeros_like"),
     "aten.empty_like.default": like("jnp.zeros_like"),
     "aten.ones_like.default": like("jnp.ones_like"),
+    "aten.empty_strided.default": zeros,
+    "aten.empty_permuted.default": zeros,
+    "aten.new_empty_strided.default": new(0),
     "aten.scalar_tensor.default": scalar,
+    "aten.linspace.default": linspace,
+    "aten.linspace.Tensor_Tensor": linspace,
+    "aten.linspace.Tensor_Scalar": linspace,
+    "aten.linspace.Scalar_Tensor": linspace,
+    "aten.eye.default": eye,
+    "aten.eye.m": eye,
+    "aten.tril_indices.default": triangle_indices("jnp.tril_indices"),
+    "aten.triu_indices.default": triangle_indices("jnp.triu_indices"),
+    **{
+        f"aten.{name}_window.{overload}": window(f"jnp.{function}")
+        for name, function in {
+            "bartlett": "bartlett",
+            "blackman": "blackman",
+            "hamming": "hamming",
+            "hann": "hanning",
+        }.items()
+        for overload in ("default", "periodic")
+    },
 }

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import torch
 
 from jax_attn.translate.expression import DTYPES
-from jax_attn.translate.rules.rule import Array, Size
+from jax_attn.translate.rules.rule import Array, Rule, Size
 
 
 def replaced(template: str, **by: str) -> str:
@@ -151,3 +151,9 @@ def call(function: str, *arguments: str | None, **named: Any) -> str:
         if value is not None and value is not False
     ]
     return f"{function}({', '.join(given)})"
+
+
+def copying_too(views: dict[str, Rule]) -> dict[str, Rule]:
+    """Name the rules of operators that give a view, and of their forms that give a copy."""
+    copies = {name.replace(".", "_copy.", 1): rule for name, rule in views.items()}
+    return {f"aten.{name}": rule for name, rule in {**views, **copies}.items()}

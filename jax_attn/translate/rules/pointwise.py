@@ -73,27 +73,6 @@ def divided(self: Any, other: Any, out: Array) -> str:
     return division(self, other, None, out)
 
 
-def gelu(approximate: str) -> str:
-    return "jax.nn.gelu(self)" if approximate == "tanh" else "jax.nn.gelu(self, approximate=False)"
-
-
-def softplus(beta: float, threshold: float) -> str:
-    value = "jax.nn.softplus(self)" if beta == 1 else "jax.nn.softplus(beta * self) / beta"
-    if threshold >= 17:  # Above it, what softplus adds to its argument is lost in float32.
-        return value
-    scaled = "self" if beta == 1 else "beta * self"
-    return f"jnp.where({scaled} > threshold, self, {value})"
-
-
-def elu(alpha: float, scale: float, input_scale: float) -> str:
-    if input_scale != 1:
-        exponent = "input_scale * jnp.where(self > 0, 0, self)"  # It must not overflow.
-        value = f"jnp.where(self > 0, self, alpha * jnp.expm1({exponent}))"
-    else:
-        value = "jax.nn.elu(self)" if alpha == 1 else "jax.nn.elu(self, alpha)"
-    return value if scale == 1 else f"scale * {value}"
-
-
 def clamp(self: Array, min: Any, max: Any, out: Array) -> str:
     limits = {name: each for name, each in (("min", min), ("max", max)) if each is not None}
     spelled = ["self", "None" if min is None else "min", None if max is None else "max"]
@@ -112,10 +91,6 @@ def clamp_max(self: Array, max: Any, out: Array) -> str:
 
 def where(condition: Array, self: Any, other: Any, out: Array) -> str:
     return promoted("jnp.where(condition, self, other)", {"self": self, "other": other}, out.dtype)
-
-
-def masked_fill(self: Array, mask: Array, value: Any, out: Array) -> str:
-    return promoted("jnp.where(mask, value, self)", {"self": self, "value": value}, out.dtype)
 
 
 def xlogy(self: Any, other: Any) -> str:
@@ -137,10 +112,6 @@ def addc(sign: str) -> Any:
     return rule
 
 
-def hardtanh(min_val: Any, max_val: Any) -> str:
-    return "hardtanh(self)" if (min_val, max_val) == (-1, 1) else "hardtanh(self, min_val, max_val)"
-
-
 def logit(eps: float | None) -> str:
     limited = "self" if eps is None else "clamp(self, eps, 1 - eps)"
     return f"jax.scipy.special.logit({limited})"
@@ -151,12 +122,6 @@ def nan_to_num(nan: Any, posinf: Any, neginf: Any) -> str:
     return call("jnp.nan_to_num", "self", **{k: k for k, v in given.items() if v is not None})
 
 
-def rrelu(training: bool) -> str:
-    if training:
-        raise NotImplementedError("the slope is drawn at random in training")
-    return "jnp.where(self > 0, self, (lower + upper) / 2 * self)"
-
-
 def close(rtol: float, atol: float, equal_nan: bool) -> str:
     return call("jnp.isclose", "self", "other", "rtol", "atol", equal_nan=equal_nan)
 
@@ -165,17 +130,6 @@ def angle(self: Array) -> str:
     if self.dtype.startswith("complex"):
         return "jnp.angle(self)"
     raise NotImplementedError("the angle of a real tensor")
-
-
-def prelu(self: Array, weight: Array) -> str:
-    slope = "weight"
-    if weight.rank == 1 and self.rank > 2 and weight.shape != (1,):
-        slope = f"weight[:{', None' * (self.rank - 2)}]"
-    return f"jnp.where(self > 0, self, {slope} * self)"
-
-
-def glu(dim: int, self: Array) -> str:
-    return "jax.nn.glu(self)" if dim in (-1, self.rank - 1) else f"jax.nn.glu(self, axis={dim})"
 
 
 def to_copy(self: Array, out: Array) -> str:
@@ -273,23 +227,11 @@ POINTWISE: dict[str, Rule] = {
     "aten.reciprocal.default": in_floats("1 / self"),
     "aten.rsqrt.default": in_floats("jax.lax.rsqrt(self)"),
     "aten.erf.default": in_floats("jax.lax.erf(self)"),
-    "aten.sigmoid.default": in_floats("jax.nn.sigmoid(self)"),
     "aten.ceil.default": whole("jnp.ceil"),
     "aten.floor.default": whole("jnp.floor"),
     "aten.trunc.default": whole("jnp.trunc"),
     "aten.round.default": rounded,
     "aten.round.decimals": rounded,
-    "aten.relu.default": "jax.nn.relu(self)",
-    "aten.gelu.default": gelu,
-    "aten.silu.default": "jax.nn.silu(self)",
-    "aten.mish.default": "jax.nn.mish(self)",
-    "aten.softplus.default": softplus,
-    "aten.elu.default": elu,
-    "aten.selu.default": "jax.nn.selu(self)",
-    "aten.glu.default": glu,
-    "aten.prelu.default": prelu,
-    "aten.log_sigmoid.default": "jax.nn.log_sigmoid(self)",
-    "aten.leaky_relu.default": "jnp.where(self > 0, self, negative_slope * self)",
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
     "aten.clamp_min.default": clamp_min,
@@ -297,7 +239,6 @@ POINTWISE: dict[str, Rule] = {
     "aten.clamp_max.default": clamp_max,
     "aten.clamp_max.Tensor": clamp_max,
     **_both("where", where, "self", "ScalarSelf", "ScalarOther", "Scalar"),
-    **_both("masked_fill", masked_fill),
     **_both("bitwise_and", binary("self & other")),
     **_both("bitwise_or", binary("self | other")),
     **_both("bitwise_xor", binary("self ^ other")),
@@ -357,20 +298,9 @@ POINTWISE: dict[str, Rule] = {
     },
     "aten.addcmul.default": addc("*"),
     "aten.addcdiv.default": addc("/"),
-    "aten.celu.default": "jax.nn.celu(self, alpha)",
     "aten.frac.default": "self - jnp.trunc(self)",
-    "aten.hardtanh.default": hardtanh,
-    "aten.relu6.default": "hardtanh(self, 0, 6)",
-    "aten.hardswish.default": "self * hardtanh(self + 3, 0, 6) / 6",
-    "aten.hardsigmoid.default": "hardtanh(self + 3, 0, 6) / 6",
-    "aten.hardshrink.default": "jnp.where(jnp.abs(self) <= lambd, 0, self)",
-    "aten.softshrink.default": "self - clamp(self, -lambd, lambd)",
-    "aten.threshold.default": "jnp.where(self <= threshold, value, self)",
-    "aten._prelu_kernel.default": "jnp.where(self > 0, self, weight * self)",
-    "aten.rrelu.default": rrelu,
     "aten.logit.default": logit,
     "aten.special_logit.default": logit,
-    "aten.special_expit.default": in_floats("jax.nn.sigmoid(self)"),
     "aten.nan_to_num.default": nan_to_num,
     "aten.isclose.default": close,
     "aten.real.default": "self.real",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.operands import axis, call, indexed, positive
+from jax_attn.translate.rules.operands import axis, copying_too, indexed, positive
 from jax_attn.translate.rules.rule import Array, Rule, Size
 
 END = 2**63 - 1
@@ -80,104 +80,118 @@ def sliced(self: Array, dim: int, start: Any, end: Any, step: Any) -> str:
     return f"self[{indexed(dim, self.rank, f'{first}:{last}{stride}')}]"
 
 
-def pieces(self: Array, dim: int, out: Sequence[Array], sizes: Sequence[str]) -> str:
-    """Write the split of an axis in pieces of these sizes, by what the split gave."""
-    lengths = [
-        each.hint if isinstance(each, Size) else each for each in (o.shape[dim] for o in out)
-    ]
-    where = axis(dim, self.rank + 1)
-    along = "" if where == "0" else f", axis={where}"
-    if len(set(lengths)) == 1:
-        return f"jnp.split(self, {len(out)}{along})"
-    ends = [" + ".join(sizes[: n + 1]) for n in range(len(out) - 1)]
-    if all(each.isdigit() for each in sizes):
-        ends = [str(sum(map(int, sizes[: n + 1]))) for n in range(len(out) - 1)]
-    return f"jnp.split(self, [{', '.join(ends)}]{along})"
+def size_of(self: Array, dim: int) -> str:
+    """Write one length of `self`: a number, or what names it where it varies."""
+    length = self.shape[dim]
+    return f"self.shape[{dim}]" if isinstance(length, Size) else str(length)
 
 
-def split(self: Array, split_size: Any, dim: int, out: Sequence[Array]) -> str:
-    size = str(split_size) if isinstance(split_size, int) else "split_size"
-    return pieces(self, dim, out, [size] * len(out))
-
-
-def split_with_sizes(self: Array, split_sizes: Any, dim: int, out: Sequence[Array]) -> str:
-    sizes = [
-        str(each) if isinstance(each, int) else f"split_sizes[{position}]"
-        for position, each in enumerate(split_sizes)
-    ]
-    return pieces(self, dim, out, sizes)
-
-
-def chunk(self: Array, chunks: int, dim: int, out: Sequence[Array]) -> str:
-    lengths = [each.shape[dim] for each in out]
-    if len(set(lengths)) > 1 and any(isinstance(each, Size) for each in lengths):
-        raise NotImplementedError("the last chunk of an axis whose size varies is shorter")
-    return pieces(self, dim, out, [str(each) for each in lengths])
-
-
-def unbound(dim: int) -> str:
-    return call("jnp.unstack", "self", axis=dim or None)
-
-
-def concatenated(tensors: Sequence[Array], dim: int) -> str:
-    # Once a tensor of shape (0,) could be joined with any other; empty caches still are.
-    rank = max(each.rank for each in tensors)
-    joined = [
-        f"tensors[{position}]"
-        for position, each in enumerate(tensors)
-        if each.shape != (0,) or rank == 1
-    ]
-    if len(joined) == 1:
-        return joined[0]
-    return call("jnp.concatenate", f"[{', '.join(joined)}]", axis=dim or None)
-
-
-def stacked(tensors: Sequence[Array], dim: int) -> str:
-    each = ", ".join(f"tensors[{position}]" for position in range(len(tensors)))
-    return call("jnp.stack", f"[{each}]", axis=dim or None)
-
-
-def flipped(self: Array, dims: Sequence[int]) -> str:
-    if self.rank == 0 or not dims:
+def flattened(self: Array, start_dim: int = 0, end_dim: int = -1) -> str:
+    if self.rank < 2:
+        return "self.reshape(1)" if self.rank == 0 else "self"
+    first, last = positive(start_dim, self.rank), positive(end_dim, self.rank)
+    if first == last:
         return "self"
-    return call("jnp.flip", "self", axis(dims, self.rank))
+    kept = [size_of(self, dim) for dim in range(first)]
+    kept += ["-1"] + [size_of(self, dim) for dim in range(last + 1, self.rank)]
+    return f"self.reshape({', '.join(kept)})"
 
 
-def triangle(function: str) -> Any:
-    def rule(diagonal: Any) -> str:
-        return call(function, "self", "diagonal" if diagonal != 0 else None)
+def unflattened(self: Array, dim: int, sizes: Sequence[Any]) -> str:
+    at = positive(dim, self.rank)
+    parts = [size_of(self, each) for each in range(at)]
+    parts += [f"sizes[{position}]" for position in range(len(sizes))]
+    parts += [size_of(self, each) for each in range(at + 1, self.rank)]
+    return f"self.reshape({', '.join(parts)})"
 
-    return rule
+
+def moved(source: Any, destination: Any, self: Array) -> str:
+    if self.rank == 0:
+        return "self"
+    both = [
+        each[0] if isinstance(each, list) and len(each) == 1 else each
+        for each in (source, destination)
+    ]
+    return "jnp.moveaxis(self, {}, {})".format(
+        *(tuple(each) if isinstance(each, list) else each for each in both)
+    )
+
+
+def narrowed(self: Array, dim: int, start: Any, length: Any) -> str:
+    if isinstance(start, int) and isinstance(length, int):
+        if start < 0:
+            start += self.shape[dim]
+        part = f"{start or ''}:{start + length}"
+    else:
+        part = "start:start + length" if start != 0 else ":length"
+    return f"self[{indexed(dim, self.rank, part)}]"
+
+
+def shaped_like(self: Array) -> str:
+    return "self.reshape(other.shape)"
+
+
+def expanded_like(self: Array, out: Array) -> str:
+    return "self" if self.shape == out.shape else "jnp.broadcast_to(self, other.shape)"
+
+
+def adjoint(self: Array) -> str:
+    return "self.mT.conj()" if self.dtype.startswith("complex") else "self.mT"
+
+
+def viewed(dtype: Any, self: Array, out: Array) -> str:
+    if self.dtype == out.dtype:
+        return "self"
+    raise NotImplementedError("the bits of a tensor are read as another dtype")
+
+
+_VIEWS: dict[str, Rule] = {
+    "alias.default": "self",
+    "detach.default": "jax.lax.stop_gradient(self)",
+    "expand.default": expanded,
+    "narrow.default": narrowed,
+    "permute.default": permuted,
+    "select.int": selected,
+    "slice.Tensor": sliced,
+    "squeeze.default": squeezed,
+    "squeeze.dim": squeezed,
+    "squeeze.dims": squeezed,
+    "t.default": matrix_transposed,
+    "transpose.int": transposed,
+    "unsqueeze.default": unsqueezed,
+    "view.default": reshaped,
+    "view.dtype": viewed,
+}
 
 
 SHAPES: dict[str, Rule] = {
-    "aten.view.default": reshaped,
+    **copying_too(_VIEWS),
     "aten.reshape.default": reshaped,
     "aten._unsafe_view.default": reshaped,
-    "aten.expand.default": expanded,
-    "aten.permute.default": permuted,
-    "aten.transpose.int": transposed,
-    "aten.t.default": matrix_transposed,
-    "aten.unsqueeze.default": unsqueezed,
-    "aten.squeeze.default": squeezed,
-    "aten.squeeze.dim": squeezed,
-    "aten.squeeze.dims": squeezed,
-    "aten.select.int": selected,
-    "aten.slice.Tensor": sliced,
-    "aten.split.Tensor": split,
-    "aten.split_with_sizes.default": split_with_sizes,
-    "aten.chunk.default": chunk,
-    "aten.unbind.int": unbound,
-    "aten.cat.default": concatenated,
-    "aten.stack.default": stacked,
-    "aten.flip.default": flipped,
-    "aten.repeat.default": "jnp.tile(self, repeats)",
-    "aten.tile.default": "jnp.tile(self, dims)",
-    "aten.tril.default": triangle("jnp.tril"),
-    "aten.triu.default": triangle("jnp.triu"),
+    "aten._reshape_alias.default": reshaped,
+    "aten._reshape_copy.default": reshaped,
+    "aten.view_as.default": shaped_like,
+    "aten.reshape_as.default": shaped_like,
+    "aten.expand_as.default": expanded_like,
+    "aten.broadcast_to.default": expanded,
+    "aten.flatten.using_ints": flattened,
+    "aten.ravel.default": flattened,
+    "aten.unflatten.int": unflattened,
+    "aten.swapaxes.default": lambda self, axis0, axis1: transposed(self, axis0, axis1).replace(
+        "dim", "axis"
+    ),
+    "aten.swapdims.default": transposed,
+    "aten.numpy_T.default": "self.T",
+    "aten.matrix_H.default": adjoint,
+    "aten.adjoint.default": adjoint,
+    "aten.mH.default": adjoint,
+    "aten.mT.default": "self.mT",
+    "aten.movedim.int": moved,
+    "aten.movedim.intlist": moved,
+    "aten.moveaxis.int": moved,
+    "aten.moveaxis.intlist": moved,
     "aten.clone.default": "self",
-    "aten.alias.default": "self",
     "aten.contiguous.default": "self",
     "aten.lift_fresh_copy.default": "self",
-    "aten.detach.default": "jax.lax.stop_gradient(self)",
+    "aten.lift_fresh.default": "self",
 }

@@ -1,11 +1,14 @@
 """The one table of rules, by the operator's name with its overload."""
 
+from jax_attn.translate.rules.activations import ACTIVATIONS
 from jax_attn.translate.rules.attention import ATTENTION
 from jax_attn.translate.rules.convolutions import CONVOLUTIONS
 from jax_attn.translate.rules.creation import CREATION
 from jax_attn.translate.rules.fourier import FOURIER
 from jax_attn.translate.rules.indexing import INDEXING
+from jax_attn.translate.rules.losses import LOSSES
 from jax_attn.translate.rules.norms import NORMS
+from jax_attn.translate.rules.parts import PARTS
 from jax_attn.translate.rules.pointwise import POINTWISE
 from jax_attn.translate.rules.pools import POOLS
 from jax_attn.translate.rules.products import PRODUCTS
@@ -18,9 +21,11 @@ from jax_attn.translate.rules.shapes import SHAPES
 
 RULES: dict[str, Rule] = {
     **POINTWISE,
+    **ACTIVATIONS,
     **REDUCTIONS,
     **PRODUCTS,
     **SHAPES,
+    **PARTS,
     **CREATION,
     **INDEXING,
     **CONVOLUTIONS,
@@ -31,4 +36,5 @@ RULES: dict[str, Rule] = {
     **FOURIER,
     **ATTENTION,
     **RANDOM,
+    **LOSSES,
 }

@@ -11,6 +11,7 @@ from jax_attn.translate.rules.functions import (
     arithmetic,
     fourier,
     indexing,
+    losses,
     pools,
     recurrent,
     resizing,
@@ -18,7 +19,7 @@ from jax_attn.translate.rules.functions import (
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
-    for module in (arithmetic, fourier, indexing, pools, recurrent, resizing)
+    for module in (arithmetic, fourier, indexing, losses, pools, recurrent, resizing)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__
 }

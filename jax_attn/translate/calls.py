@@ -53,7 +53,8 @@ class Call:
       given: the values that it is given, by names made from forward's arguments, in their order.
         A tensor in a sequence is `<argument>_<index>`, one in a dict `<argument>_<key>`.
       results: the values of it that others use, in the order in which forward returns them.
-      state: parameters, buffers and constants that are read in it or below, by their node.
+      state: parameters, buffers and constants that are read in it or below, by their node; a tied
+        tensor goes by the name that it has in this module, if it has one there.
       is_foreign: whether the module belongs to none of those whose calls surround it.
       arguments: what forward is given, a tree by argument whose leaves are nodes or constants.
       returned: what forward returns, a tree; None in place of a value that nobody reads.
@@ -85,8 +86,7 @@ class Traced:
 
     Attributes:
       root: the call of the reference.
-      state: every parameter, buffer and constant of the graph: its node and its name, which is
-        that under the first name of its module.
+      state: every parameter, buffer and constant of the graph: its node and its first name.
       constants: those of `state` that are neither parameters nor buffers of the reference.
       ties: parameters and buffers that are one tensor with another: the name of each and the first
         name of the tensor.
@@ -166,7 +166,8 @@ def traced(export: Exported, reference: torch.nn.Module) -> Traced:
     state, constants = _state(program, reference)
     root = _tree(export, reference)
     _erase_marks(program)
-    _connect(root, state, constants, set(_outputs(program)))
+    _drop_erased(root)
+    _connect(root, state, set(constants), set(_outputs(program)))
     root.results = [node for node in dict.fromkeys(_leaves(root.returned)) if not is_size(node)]
     inputs = dict(_nodes(root.arguments))
     sizes = Sizes(program, inputs, export.dynamic)
@@ -174,9 +175,9 @@ def traced(export: Exported, reference: torch.nn.Module) -> Traced:
         raise TranslationError(sizes.fixed)
     return Traced(
         root,
-        state,
+        {node: names[0] for node, names in state.items()},
         constants,
-        _ties(reference),
+        {name: names[0] for names in _named_tensors(reference).values() for name in names[1:]},
         root.returned,
         program,
         sizes,
@@ -208,41 +209,38 @@ def _outputs(program: ExportedProgram) -> list[Node]:
     return _flat(program.graph.output_node().args)
 
 
+def _named_tensors(reference: torch.nn.Module) -> dict[int, list[str]]:
+    """Return the names of each parameter and buffer, each by the first name of its module."""
+    names: dict[int, list[str]] = {}
+    for path, module in reference.named_modules():
+        for name, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is not None:
+                names.setdefault(id(tensor), []).append(f"{path}.{name}".lstrip("."))
+    return names
+
+
 def _state(
     program: ExportedProgram, reference: torch.nn.Module
-) -> tuple[dict[Node, str], dict[str, torch.Tensor]]:
-    """Name the tensors of the graph by the first names of their modules; return constants too."""
+) -> tuple[dict[Node, list[str]], dict[str, torch.Tensor]]:
+    """Return all names of the tensors of the graph, and the values of the constants."""
     modules = dict(reference.named_modules(remove_duplicate=False))
-    first = {id(module): name for name, module in reference.named_modules()}
+    names = _named_tensors(reference)
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    state: dict[Node, str] = {}
+    state: dict[Node, list[str]] = {}
     constants: dict[str, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT or spec.target is None:
             continue
-        path, _, tensor = spec.target.rpartition(".")
-        module = modules.get(path)
-        name = spec.target
-        if module is not None and tensor in {**module._parameters, **module._buffers}:
-            name = f"{first[id(module)]}.{tensor}".lstrip(".")
-        elif isinstance(program.constants.get(name), torch.Tensor):
-            constants[name] = program.constants[name]
-        state[nodes[spec.arg.name]] = name
+        path, _, name = spec.target.rpartition(".")
+        tensors = {**modules[path]._parameters, **modules[path]._buffers} if path in modules else {}
+        if tensors.get(name) is not None:
+            state[nodes[spec.arg.name]] = names[id(tensors[name])]
+        else:
+            state[nodes[spec.arg.name]] = [spec.target]
+            constant = program.constants.get(spec.target)
+            if isinstance(constant, torch.Tensor):
+                constants[spec.target] = constant
     return state, constants
-
-
-def _ties(reference: torch.nn.Module) -> dict[str, str]:
-    first: dict[int, str] = {}
-    ties = {}
-    tensors = [
-        *reference.named_parameters(remove_duplicate=False),
-        *reference.named_buffers(remove_duplicate=False),
-    ]
-    for name, tensor in tensors:
-        found = first.setdefault(id(tensor), name)
-        if found != name:
-            ties[name] = found
-    return ties
 
 
 def _tree(export: Exported, reference: torch.nn.Module) -> Call:
@@ -319,23 +317,23 @@ def _erase_marks(program: ExportedProgram) -> None:
 
 def _connect(
     call: Call,
-    state: Mapping[Node, str],
-    constants: Mapping[str, Any],
+    state: Mapping[Node, list[str]],
+    constants: set[str],
     used_outside: set[Node],
 ) -> None:
     """Fill in what a call is given and returns, from the flow of its values."""
-    _drop_erased(call)
     inside = set(call.nodes())
     read: dict[Node, None] = {}
     for node in call.nodes():
         read.update(dict.fromkeys(operands(node)))
-    call.state = {node: state[node] for node in read if node in state}
-    given = [
-        node
+    own = {
+        node: [name for name in state[node] if is_below(name, call.path) or name in constants]
         for node in read
-        if node not in inside
-        and not (node in state and (is_below(state[node], call.path) or state[node] in constants))
-    ]
+        if node in state
+    }
+    # A tied tensor goes by the name that it has in this module.
+    call.state = {node: (names or state[node])[0] for node, names in own.items()}
+    given = [node for node in read if node not in inside and not own.get(node)]
     names = {
         node: "_".join(call.state[node].rsplit(".", 2)[-2:]) for node in given if node in call.state
     }

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from jax_attn.translate.copies import replace_copies
 from jax_attn.translate.frames import reference_frames
 from jax_attn.translate.marks import Marks, bound, marked
 from jax_attn.translate.private import whole_stacks
@@ -79,7 +80,7 @@ def exported(
       TranslationError: torch.export cannot trace the module, or an input or the name of a size is
         wrong.
     """
-    args, kwargs = (inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs))
+    args, kwargs = _apart((inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs)))
     dynamic = dynamic or {}
     arguments = bound(reference.forward, args, kwargs)
     problems = cache_problems(arguments) + size_problems(arguments, dynamic)
@@ -100,10 +101,25 @@ def exported(
                 program = torch.export.export(reference, **options)
             hidden = inline_regions(program)
             program = program.run_decompositions({})
+            replace_copies(program)
         except Exception as error:
             raise refusal(error, reference, options) from error
     seconds = time.perf_counter() - start
     return Exported(program, marks, dynamic, tuple(hidden), seconds)
+
+
+def _apart(arguments: Any) -> Any:
+    """Copy what is given twice, so that each argument is a value of its own in the graph."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        is_new = id(leaf) not in seen
+        seen.add(id(leaf))
+        return leaf if is_new else leaf.clone()
+
+    return torch.utils._pytree.tree_map(own, arguments)
 
 
 def _dynamic_shapes(

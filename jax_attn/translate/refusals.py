@@ -19,6 +19,10 @@ _WORDS = (
         "Python code branches on, or sizes an array by, the value of a tensor",
     ),
     (
+        r"fake tensor in the exported program",
+        "a tensor reaches the graph without being traced, as by `.data`; use detach() instead",
+    ),
+    (
         r"pytree|not.*(registered|supported).*(input|output)|Unsupported (input|output) type",
         "an input or an output has a type that torch.export does not know; register a dataclass by "
         "torch.export.register_dataclass",

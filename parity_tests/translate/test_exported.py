@@ -43,7 +43,7 @@ class DecoratedNoGrad(nn.Module):
 
 class Detached(nn.Module):
     def forward(self, x):
-        return x * x.detach() + x.data
+        return x * x.detach() + x.exp().detach()
 
 
 class StraightThrough(nn.Module):
@@ -66,6 +66,14 @@ class SliceCopy(nn.Module):
         y[:, 1:3].copy_(x[:, :2] ** 2)
         y[:, 4] = x[:, 0].sin()
         return y * x
+
+
+class Broadcast(nn.Module):
+    def forward(self, x):
+        y = torch.ones(3, 2, 5, dtype=torch.float64)
+        y[:, 1] = x[0]
+        y[:, 0, 2:].copy_(x[:, 2:].float())
+        return y * x[:, None]
 
 
 class IndexPut(nn.Module):
@@ -106,7 +114,7 @@ class Unrolled(nn.Module):
         y = torch.zeros_like(x)
         y[0] = x[0]
         for row in range(1, 3):
-            y[row] = y[row - 1] * x[row]
+            y[row] = y[row - 1].clone() * x[row]
         return y
 
 
@@ -134,6 +142,7 @@ MODULES = [
     StraightThrough,
     AddOnView,
     SliceCopy,
+    Broadcast,
     IndexPut,
     Scatter,
     ChildWrites,
@@ -173,10 +182,10 @@ def test_graph_has_the_gradients_of_the_module(kind):
             torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=1e-14)
 
 
-class Data(nn.Module):
+class WriteThroughDetach(nn.Module):
     def forward(self, x):
         y = x * 1.0
-        y.data.mul_(2.0)  # HERE
+        y.detach().mul_(2.0)  # HERE
         return y * y
 
 
@@ -195,7 +204,8 @@ class Autocast(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "word"), [(Data, "alias"), (WriteUnderNoGrad, "alias"), (Autocast, "autocast")]
+    ("kind", "word"),
+    [(WriteThroughDetach, "alias"), (WriteUnderNoGrad, "alias"), (Autocast, "autocast")],
 )
 def test_what_no_functional_graph_says_is_told_with_its_line(kind, word):
     (problem,) = exported(kind(), (X.float(),)).problems

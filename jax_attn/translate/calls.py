@@ -9,8 +9,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
-from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from jax_attn.translate.exported import Exported
+from jax_attn.translate.frames import forward_frame, frames
+from jax_attn.translate.marks import MARK, named_leaves, read, with_leaves
+from jax_attn.translate.problems import TranslationError, Unsupported
+from jax_attn.translate.sizes import Sizes
 from jax_attn.translate.source_lines import unpacked
 
 # What these return is what they are given, wherever dtype and shape are the same.
@@ -18,9 +22,7 @@ _NOTHING = {
     "aten.alias.default",
     "aten.clone.default",
     "aten.contiguous.default",
-    "aten.dropout.default",
     "aten.expand.default",
-    "aten.feature_dropout.default",
     "aten.lift_fresh_copy.default",
     "aten._to_copy.default",
     "aten.to.dtype",
@@ -31,6 +33,13 @@ _NOTHING = {
     "aten.reshape.default",
     "aten._unsafe_view.default",
 }
+# Those whose arguments are (input, probability, whether it is training).
+_DROPOUTS = {
+    "aten.dropout.default",
+    "aten.feature_dropout.default",
+    "aten.alpha_dropout.default",
+    "aten.feature_alpha_dropout.default",
+}
 
 
 @dataclass(eq=False)
@@ -38,13 +47,19 @@ class Call:
     """One call of a module.
 
     Attributes:
-      path: the module's name in the reference; the reference's own is empty.
+      path: the module's name in the reference, the first of several; the reference's own is empty.
       module: the module.
+      depth: which of `frames(node)` is this call's own forward; those after it are the helpers
+        in which an operator ran.
       steps: operators and calls of other modules, in the order in which they ran.
       given: the values that it is given, by names made from forward's arguments, in their order.
+        A tensor in a sequence is `<argument>_<index>`, one in a dict `<argument>_<key>`.
       results: the values of it that others use, in the order in which forward returns them.
-      state: parameters, buffers and constants that are read in it or below, by their node.
+      state: parameters, buffers and constants that are read in it or below, by their node; a tied
+        tensor goes by the name that it has in this module, if it has one there.
       is_foreign: whether the module belongs to none of those whose calls surround it.
+      arguments: what forward is given, a tree by argument whose leaves are nodes or constants.
+      returned: what forward returns, a tree; None in place of a value that nobody reads.
     """
 
     path: str
@@ -55,6 +70,18 @@ class Call:
     results: list[Node] = field(default_factory=list)
     state: dict[Node, str] = field(default_factory=dict)
     is_foreign: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    returned: Any = None
+
+    def unpacked_name(self, name: str) -> str:
+        """Return the name that forward unpacks `<argument>_<index>` into, if it does."""
+        argument, _, index = name.rpartition("_")
+        if argument in self.arguments and index.isdigit():
+            code = inspect.unwrap(self.module.forward).__code__
+            parts = unpacked(code.co_filename, code.co_firstlineno, argument)
+            if len(parts) == len(self.arguments[argument]):
+                return parts[int(index)] or name
+        return name
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over the operators of the call and of all calls below it."""
@@ -71,24 +98,50 @@ class Traced:
 
     Attributes:
       root: the call of the reference.
-      state: every parameter, buffer and constant of the graph: its node and its name.
+      state: every parameter, buffer and constant of the graph: its node and its first name.
+      constants: those of `state` that are neither parameters nor buffers of the reference.
+      ties: parameters and buffers that are one tensor with another: the name of each and the first
+        name of the tensor.
       returned: what the reference returned, a tree whose leaves are nodes or constants.
+      program: the graph.
+      sizes: the sizes that vary.
+      problems: what torch.export let pass and cannot be translated.
+      export_seconds: how long torch took to export.
     """
 
     root: Call
     state: Mapping[Node, str]
+    constants: Mapping[str, torch.Tensor]
+    ties: Mapping[str, str]
     returned: Any
     program: ExportedProgram
+    sizes: Sizes
+    problems: tuple[Unsupported, ...]
+    export_seconds: float
+
+
+def _is_same(here: Any, there: Any) -> bool:
+    """Return whether two values have one dtype and one shape; no condition on a size is made."""
+    if not isinstance(here, torch.Tensor) or not isinstance(there, torch.Tensor):
+        return False
+    return here.dtype == there.dtype and list(map(str, here.shape)) == list(map(str, there.shape))
+
+
+def does_nothing(node: Node) -> bool:
+    """Return whether an operator returns what it is given."""
+    name = str(node.target)
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return False
+    if name in _DROPOUTS:
+        return node.args[2] is False or node.args[1] == 0
+    return name in _NOTHING and _is_same(node.meta.get("val"), node.args[0].meta.get("val"))
 
 
 def resolved(node: Node) -> Node:
     """Follow operators that do nothing back to the value that they return."""
-    while node.op == "call_function" and str(node.target) in _NOTHING:
+    while does_nothing(node):
         source = node.args[0]
         assert isinstance(source, Node)
-        here, there = node.meta["val"], source.meta["val"]
-        if here.shape != there.shape or here.dtype != there.dtype:
-            break
         node = source
     return node
 
@@ -114,138 +167,220 @@ def is_below(path: str, around: str) -> bool:
     return not around or path.startswith(f"{around}.")
 
 
-def traced(program: ExportedProgram, reference: torch.nn.Module) -> Traced:
-    """Arrange the graph of a program as a tree of calls."""
+def traced(export: Exported, reference: torch.nn.Module) -> Traced:
+    """Arrange the graph of an export as a tree of calls.
+
+    Raises:
+      TranslationError: the export fixed a size that is named, or made two of them one.
+    """
+    program = export.program
+    _without_assertions(program)
+    state, constants = _state(program, reference)
+    root = _tree(export, reference)
+    _erase_marks(program)
+    _drop_erased(root)
+    _connect(root, state, set(constants), set(_outputs(program)))
+    root.results = [node for node in dict.fromkeys(_leaves(root.returned)) if not is_size(node)]
+    inputs = dict(_nodes(root.arguments))
+    sizes = Sizes(program, inputs, export.dynamic)
+    if sizes.fixed:
+        raise TranslationError(sizes.fixed)
+    return Traced(
+        root,
+        {node: names[0] for node, names in state.items()},
+        constants,
+        {name: names[0] for names in _named_tensors(reference).values() for name in names[1:]},
+        root.returned,
+        program,
+        sizes,
+        export.problems,
+        export.seconds,
+    )
+
+
+def _nodes(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Node]]:
+    """Iterate over the values in forward's arguments, each with the name that it gets."""
+    for argument, tree in arguments.items():
+        for name, leaf in named_leaves(argument, tree):
+            if isinstance(leaf, Node):
+                yield name, leaf
+
+
+def _leaves(tree: Any) -> list[Node]:
+    return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, Node)]
+
+
+def _without_assertions(program: ExportedProgram) -> None:
+    for node in reversed(program.graph.nodes):
+        if node.op == "call_function" and "_assert" in str(node.target) and not node.users:
+            program.graph.erase_node(node)
+
+
+def _outputs(program: ExportedProgram) -> list[Node]:
+    """Return the values that the program returns, and those that it writes into buffers."""
+    return _flat(program.graph.output_node().args)
+
+
+def _named_tensors(reference: torch.nn.Module) -> dict[int, list[str]]:
+    """Return the names of each parameter and buffer, each by the first name of its module."""
+    names: dict[int, list[str]] = {}
+    for path, module in reference.named_modules():
+        for name, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is not None:
+                names.setdefault(id(tensor), []).append(f"{path}.{name}".lstrip("."))
+    return names
+
+
+def _state(
+    program: ExportedProgram, reference: torch.nn.Module
+) -> tuple[dict[Node, list[str]], dict[str, torch.Tensor]]:
+    """Return all names of the tensors of the graph, and the values of the constants."""
     modules = dict(reference.named_modules(remove_duplicate=False))
-    first_names = {id(module): name for name, module in reversed(list(reference.named_modules()))}
-    root = Call("", reference, 0)
-    state: dict[Node, str] = {}
-    by_name = {node.name: node for node in program.graph.nodes}
+    names = _named_tensors(reference)
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    state: dict[Node, list[str]] = {}
+    constants: dict[str, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
-        if spec.kind != InputKind.USER_INPUT:
-            state[by_name[spec.arg.name]] = spec.target
-    # The calls that are open: the key of each in a node's stack, with the call.
-    open_calls: list[tuple[str, Call]] = [("", root)]
-    calls: dict[str, Call] = {"": root}
-    output: Any = ()
-    for node in program.graph.nodes:
-        if node.op == "output":
-            output = node.args[0]
-        if node.op != "call_function" or is_size(node) or "_assert" in str(node.target):
+        if spec.kind == InputKind.USER_INPUT or spec.target is None:
             continue
-        if resolved(node) is not node:
+        path, _, name = spec.target.rpartition(".")
+        tensors = {**modules[path]._parameters, **modules[path]._buffers} if path in modules else {}
+        if tensors.get(name) is not None:
+            state[nodes[spec.arg.name]] = names[id(tensors[name])]
+        else:
+            state[nodes[spec.arg.name]] = [spec.target]
+            constant = program.constants.get(spec.target)
+            if isinstance(constant, torch.Tensor):
+                constants[spec.target] = constant
+    return state, constants
+
+
+def _tree(export: Exported, reference: torch.nn.Module) -> Call:
+    """Read the calls from the marks of a graph."""
+    modules = dict(reference.named_modules(remove_duplicate=False))
+    first = {id(module): name for name, module in reference.named_modules()}
+    root = Call("", reference, 0)
+    # The calls that are open, each with its number in the marks.
+    stack: list[tuple[int, Call]] = []
+    outside: list[Node] = []
+    for node in export.program.graph.nodes:
+        if node.op != "call_function":
             continue
-        stack = [(key, value[0]) for key, value in (node.meta.get("nn_module_stack") or {}).items()]
-        stack = [entry for entry in stack if entry[1] in modules and entry[1]]
-        same = 0
-        while (
-            same < len(stack)
-            and same + 1 < len(open_calls)
-            and open_calls[same + 1][0] == stack[same][0]
-        ):
-            same += 1
-        del open_calls[same + 1 :]
-        for key, path in stack[same:]:
-            canonical = first_names[id(modules[path])]
-            call = Call(canonical, modules[path], len(open_calls))
-            around = open_calls[-1][1]
-            call.is_foreign = around.is_foreign or not is_below(canonical, around.path)
-            open_calls[-1][1].steps.append(call)
-            open_calls.append((key, call))
-            suffix = "@" + key.rsplit("@", 1)[1] if "@" in key else ""
-            calls.setdefault(path + suffix, call)
-        open_calls[-1][1].steps.append(node)
-    _connect(root, state, {resolved(node) for node in _flat(output)})
-    for entry in program.module_call_graph:
-        if entry.signature is not None and entry.fqn in calls and entry.fqn:
-            _name(calls[entry.fqn], entry.signature, by_name)
-    results = [
-        resolved(node) if isinstance(node, Node) else node
-        for node in torch.utils._pytree.tree_leaves(output)
-    ]
-    user = [
-        result
-        for result, spec in zip(results, program.graph_signature.output_specs, strict=True)
-        if spec.kind.name == "USER_OUTPUT"
-    ]
-    out_spec = program.call_spec.out_spec
-    root.results = list(dict.fromkeys(each for each in user if isinstance(each, Node)))
-    inputs = [
-        spec.arg.name
-        for spec in program.graph_signature.input_specs
-        if spec.kind == InputKind.USER_INPUT
-    ]
-    root.given = {name: by_name[name] for name in inputs if name in by_name}
-    return Traced(root, state, _plain(user, out_spec), program)
+        if node.target is not MARK:
+            if stack and not is_size(node) and not does_nothing(node):
+                stack[-1][1].steps.append(node)
+            elif not stack:
+                outside.append(node)
+            continue
+        number, is_end = node.args[0], node.args[1]
+        assert isinstance(number, int)
+        assert isinstance(is_end, bool)
+        tree = read(export.marks[number, is_end], node, _value)
+        if is_end:
+            while stack:
+                closed, call = stack.pop()
+                if closed == number:
+                    call.returned = tree
+                    break
+            continue
+        if not stack:
+            call = root
+        else:
+            path = [value[0] for value in node.meta["nn_module_stack"].values()][-1]
+            call = Call(first[id(modules[path])], modules[path], 0)
+            around = stack[-1][1]
+            call.is_foreign = around.is_foreign or not is_below(call.path, around.path)
+            around.steps.append(call)
+        call.arguments = tree
+        call.depth = len(frames(node))
+        stack.append((number, call))
+    # What brings views up to date for the program's outputs runs after the reference returned.
+    root.steps += [node for node in outside if not is_size(node) and not does_nothing(node)]
+    _find_forward(root)
+    return root
 
 
-def _plain(leaves: list[Any], spec: TreeSpec | None) -> Any:
-    """Return leaves as forward returned them, with dicts in place of classes with fields."""
-    if spec is None or len(leaves) != spec.num_leaves:
-        return leaves[0] if len(leaves) == 1 else tuple(leaves)
-    if spec.type not in (tuple, list, dict, None) and not spec.is_leaf():
-        children = []
-        position = 0
-        for child in spec.children():
-            children.append(_plain(leaves[position : position + child.num_leaves], child))
-            position += child.num_leaves
-        context = spec.context
-        return dict(zip(context if isinstance(context, list) else [], children, strict=False))
-    return tree_unflatten(leaves, spec)
+def _value(node: Any) -> Any:
+    if not isinstance(node, Node):
+        return node
+    return node if is_size(node) else resolved(node)
 
 
-def _connect(call: Call, state: Mapping[Node, str], used_outside: set[Node]) -> None:
+def _find_forward(call: Call) -> None:
+    """Count the frames down to forward's own, beyond those of decorators."""
+    outside = call.depth
+    for step in call.steps:
+        if isinstance(step, Call):
+            _find_forward(step)
+    for node in call.nodes():
+        stack = frames(node)
+        if len(stack) > outside:
+            call.depth = forward_frame(call.module.forward, stack, outside)
+            break
+
+
+def _erase_marks(program: ExportedProgram) -> None:
+    for node in list(program.graph.nodes):
+        if node.target is MARK:
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _connect(
+    call: Call,
+    state: Mapping[Node, list[str]],
+    constants: set[str],
+    used_outside: set[Node],
+) -> None:
     """Fill in what a call is given and returns, from the flow of its values."""
     inside = set(call.nodes())
     read: dict[Node, None] = {}
     for node in call.nodes():
         read.update(dict.fromkeys(operands(node)))
-    call.state = {node: state[node] for node in read if node in state}
-    call.given = {
-        node.name: node
+    own = {
+        node: [name for name in state[node] if is_below(name, call.path) or name in constants]
         for node in read
-        if node not in inside
-        and not (node in state and (is_below(state[node], call.path) or "." not in state[node]))
+        if node in state
     }
-    call.results = [node for node in call.nodes() if node in used_outside]
-    children = [step for step in call.steps if isinstance(step, Call)]
-    for child in children:
+    # A tied tensor goes by the name that it has in this module.
+    call.state = {node: (names or state[node])[0] for node, names in own.items()}
+    given = [node for node in read if node not in inside and not own.get(node)]
+    names = {
+        node: "_".join(call.state[node].rsplit(".", 2)[-2:]) for node in given if node in call.state
+    }
+    for name, node in reversed(list(_nodes(call.arguments))):
+        names[node] = call.unpacked_name(name)
+    ordered = [node for _, node in _nodes(call.arguments) if node in set(given)]
+    call.given = {names.get(node, node.name): node for node in dict.fromkeys([*ordered, *given])}
+    call.returned = with_leaves(
+        call.returned, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf
+    )
+    places = {node: place for place, node in reversed(list(enumerate(_leaves(call.returned))))}
+    call.results = sorted(
+        (node for node in call.nodes() if node in used_outside),
+        key=lambda node: places.get(node, len(places)),
+    )
+    for child in call.steps:
+        if not isinstance(child, Call):
+            continue
         own = set(child.nodes())
         used = set(used_outside)
         for node in inside - own:
             used.update(operands(node))
-        _connect(child, state, used & own)
+        _connect(child, state, constants, used & own)
 
 
-def _name(call: Call, signature: Any, by_name: Mapping[str, Node]) -> None:
-    """Name what a call is given as forward's arguments are named, and order what it returns."""
+def _lives(node: Node) -> bool:
+    return not node._erased
 
-    def leaf(argument: Any) -> Any:
-        node = by_name.get(argument.name)
-        return node if node is None or is_size(node) else resolved(node)
 
-    leaves = [leaf(argument) for argument in signature.inputs]
-    args, kwargs = tree_unflatten(leaves, signature.in_spec)
-    try:
-        bound = inspect.signature(call.module.forward).bind(*args, **kwargs).arguments
-    except TypeError:
-        bound = {}
-    names: dict[Node, str] = {}
-    for name, value in bound.items():
-        nodes = [node for node in torch.utils._pytree.tree_leaves(value) if node is not None]
-        code = call.module.forward.__code__
-        parts = unpacked(code.co_filename, code.co_firstlineno + 1, name)
-        for index, node in enumerate(nodes):
-            part = parts[index] if len(parts) == len(nodes) else None
-            names.setdefault(node, name if len(nodes) == 1 else part or f"{name}_{index}")
-    names |= {
-        node: "_".join(call.state[node].rsplit(".", 2)[-2:])
-        for node in call.given.values()
-        if node in call.state
-    }
-    unnamed = [node for node in call.given.values() if node not in names]
-    ordered = [node for node in names if node in call.given.values()]
-    call.given = {names[node]: node for node in ordered} | {node.name: node for node in unnamed}
-    returned = [leaf(argument) for argument in signature.outputs]
-    places = {node: place for place, node in reversed(list(enumerate(returned)))}
-    call.results.sort(key=lambda node: places.get(node, len(places)))
+def _drop_erased(call: Call) -> None:
+    """Leave out what nobody reads."""
+    call.steps = [step for step in call.steps if isinstance(step, Call) or _lives(step)]
+    for step in call.steps:
+        if isinstance(step, Call):
+            _drop_erased(step)
+    call.arguments = with_leaves(
+        call.arguments, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf
+    )

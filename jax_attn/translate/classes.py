@@ -78,7 +78,7 @@ class _Replaced(ast.NodeTransformer):
 class Classes:
     """Arrange a traced reference as classes."""
 
-    def __init__(self, traced: Traced, sizes: Mapping[str, str]) -> None:
+    def __init__(self, traced: Traced) -> None:
         self.traced = traced
         self.modules = dict(traced.root.module.named_modules())
         self.calls: dict[str, list[Call]] = {}
@@ -87,7 +87,7 @@ class Classes:
         self.tensors = list(traced.root.state.values())
         self.read = {name.rpartition(".")[0] for name in self.tensors}
         self.tree = Tree(
-            sizes=sizes,
+            sizes=traced.sizes,
             state=traced.state,
             signatures=self.signature,
             is_inlined=self.is_inlined,
@@ -178,8 +178,8 @@ class Classes:
     def tensor(self, owner: str, name: str) -> Written:
         """Write a tensor of the reference, in torch's layout, as it is read in a method."""
         path, _, tensor = name.rpartition(".")
-        constant = self.traced.program.constants.get(name)
-        if constant is not None and name not in dict(self.traced.root.module.named_buffers()):
+        constant = self.traced.constants.get(name)
+        if constant is not None:
             return self._array(constant)
         module = self.modules[path]
         held = leaf(module)

@@ -1,58 +1,143 @@
 """A torch module as one functional graph of operators, with the modules that ran them."""
 
 import inspect
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 
-Dynamic = Mapping[str, Mapping[int, str]]
+from jax_attn.translate.copies import replace_copies
+from jax_attn.translate.frames import reference_frames
+from jax_attn.translate.marks import Marks, bound, marked
+from jax_attn.translate.private import whole_stacks
+from jax_attn.translate.problems import TranslationError, Unsupported
+from jax_attn.translate.refusals import cache_problems, refusal
+from jax_attn.translate.regions import inline_regions
+from jax_attn.translate.sizes import Dynamic, shapes_of, size_problems
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A module's functional graph.
+
+    Attributes:
+      program: the graph; it contains the marks of `marks`.
+      marks: what each mark says.
+      dynamic: the names of its sizes.
+      problems: what torch.export let pass and cannot be translated.
+      seconds: how long torch took to trace and to make the graph functional.
+    """
+
+    program: ExportedProgram
+    marks: Marks
+    dynamic: Dynamic
+    problems: tuple[Unsupported, ...]
+    seconds: float
+
+
+@contextmanager
+def unchanged(reference: torch.nn.Module) -> Iterator[None]:
+    """Put a module's attributes back as they were, those of all modules below it too."""
+    kept = [
+        (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in _TABLES})
+        for module in reference.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, tables in kept:
+            # `vars` is the module's own dict, so that nothing of torch's setters runs.
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, table in tables.items():
+                attributes[name].clear()
+                attributes[name].update(table)
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def exported(
     reference: torch.nn.Module,
-    inputs: Mapping[str, torch.Tensor] | tuple[torch.Tensor, ...],
+    inputs: Mapping[str, Any] | tuple[Any, ...],
     dynamic: Dynamic | None = None,
-) -> ExportedProgram:
+) -> Exported:
     """Export a module, in eval mode, as one graph without in-place operators.
 
     Args:
       reference: the module; it is not changed.
-      inputs: its inputs, positional or by name.
+      inputs: its inputs, positional or by name; tensors, or sequences or dicts of these.
       dynamic: the axes whose sizes vary, by input and axis, each with the name of its size. Two
-        axes with one name have one size.
+        axes with one name have one size. A tensor in a sequence or a dict is named as in the file
+        that is written: `<argument>_<index>`, `<argument>_<key>`.
+
+    Raises:
+      TranslationError: torch.export cannot trace the module, or an input or the name of a size is
+        wrong.
     """
-    args, kwargs = (inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs))
-    sizes: dict[str, Any] = {}
-    for axes in (dynamic or {}).values():
-        for name in axes.values():
-            sizes.setdefault(name, Dim(name, min=2))
-    shapes = None
-    if dynamic:
-        names = (
-            list(kwargs)
-            if kwargs
-            else list(inspect.signature(reference.forward).parameters)[: len(args)]
-        )
-        shapes = {
-            name: {axis: sizes[size] for axis, size in dynamic.get(name, {}).items()}
-            for name in names
-        }
-    paths = tuple(name for name, _ in reference.named_modules(remove_duplicate=False) if name)
-    was_training = reference.training
-    with warnings.catch_warnings():
+    args, kwargs = _apart((inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs)))
+    dynamic = dynamic or {}
+    arguments = bound(reference.forward, args, kwargs)
+    problems = cache_problems(arguments) + size_problems(arguments, dynamic)
+    if problems:
+        raise TranslationError(problems)
+    start = time.perf_counter()
+    with warnings.catch_warnings(), unchanged(reference), torch.enable_grad():
         warnings.simplefilter("ignore")
+        reference.eval()
+        options: dict[str, Any] = {
+            "args": args,
+            "kwargs": kwargs,
+            "dynamic_shapes": _dynamic_shapes(reference, args, kwargs, dynamic),
+            "strict": False,
+        }
         try:
-            program = torch.export.export(
-                reference.eval(),
-                args,
-                kwargs,
-                dynamic_shapes=shapes,
-                strict=False,
-                preserve_module_call_signature=paths,
-            )
-        finally:
-            reference.train(was_training)
-        return program.run_decompositions({})
+            with marked(reference) as marks, whole_stacks(reference_frames):
+                program = torch.export.export(reference, **options)
+            hidden = inline_regions(program)
+            program = program.run_decompositions({})
+            replace_copies(program)
+        except Exception as error:
+            raise refusal(error, reference, options) from error
+    seconds = time.perf_counter() - start
+    return Exported(program, marks, dynamic, tuple(hidden), seconds)
+
+
+def _apart(arguments: Any) -> Any:
+    """Copy what is given twice, so that each argument is a value of its own in the graph."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        is_new = id(leaf) not in seen
+        seen.add(id(leaf))
+        return leaf if is_new else leaf.clone()
+
+    return torch.utils._pytree.tree_map(own, arguments)
+
+
+def _dynamic_shapes(
+    reference: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic: Dynamic,
+) -> Any:
+    """Return torch.export's `dynamic_shapes`, in the structure of the arguments."""
+    if not dynamic:
+        return None
+    bound_arguments = inspect.signature(reference.forward).bind(*args, **kwargs).arguments
+    parameters = inspect.signature(reference.forward).parameters
+    shapes: dict[str, Any] = {}
+    for name, value in bound_arguments.items():
+        kind = parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            shapes[name] = shapes_of(value, dynamic)
+        else:
+            shapes[name] = shapes_of({name: value}, dynamic)[name]
+    return shapes

@@ -12,22 +12,19 @@ from torch.fx import Node
 
 from jax_attn.translate.calls import Call, is_size, operands, resolved
 from jax_attn.translate.expression import Written, filled, literal, parsed
+from jax_attn.translate.frames import Frame, frames
 from jax_attn.translate.leaves import leaf
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
+from jax_attn.translate.sizes import Sizes
 from jax_attn.translate.source_lines import (
-    Frame,
     Statement,
     aliases,
-    frames,
     loop_variable,
     return_names,
     statement,
 )
 from jax_attn.translate.tidy import tidied
-
-Sizes = Mapping[str, str]
-"""The names of sizes that vary, by the symbol of the program."""
 
 
 @dataclass
@@ -221,14 +218,12 @@ class Writer:
         """Write a size: a number, or an expression in the names of sizes that vary."""
         if isinstance(value, int):
             return literal(value)
-        expression = value.node.expr
-        text = str(expression)
-        for symbol in sorted(map(str, expression.free_symbols), key=len, reverse=True):
-            name = self.tree.sizes.get(symbol, symbol)
-            self.size_names.setdefault(name)
-            text = re.sub(rf"\b{symbol}\b", name, text)
-        text = re.sub(r"FloorDiv\((.+?), (.+?)\)", r"(\1) // (\2)", text)
-        return parsed(text)
+        text = self.tree.sizes.written(value)
+        tree = parsed(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                self.size_names.setdefault(node.id)
+        return tree
 
     def expression(self, value: Node) -> Written:
         """Write what computes a value, out of the values that it reads."""
@@ -477,7 +472,9 @@ class Writer:
         found: list[ast.stmt] = []
         for name, node in self.call.given.items():
             sizes = [
-                self.tree.sizes.get(str(size.node.expr)) if isinstance(size, torch.SymInt) else None
+                self.tree.sizes.names.get(str(size.node.expr))
+                if isinstance(size, torch.SymInt)
+                else None
                 for size in node.meta["val"].shape
             ]
             here = [axis for axis, size in enumerate(sizes) if size in wanted]

@@ -2,22 +2,10 @@
 
 import ast
 import linecache
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from torch.fx import Node
-
-_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A place in torch's source: a file, a line, and the function."""
-
-    file: str
-    line: int
-    function: str
+from jax_attn.translate.frames import Frame
 
 
 @dataclass(frozen=True)
@@ -32,16 +20,6 @@ class Statement:
     line: int
     targets: tuple[str | None, ...] = ()
     returns: tuple[str | None, ...] = ()
-
-
-def frames(node: Node) -> tuple[Frame, ...]:
-    """Return the frames in which an operator ran, from the outermost to the innermost."""
-    return _parsed(node.meta.get("stack_trace") or "")
-
-
-@lru_cache(maxsize=65536)
-def _parsed(trace: str) -> tuple[Frame, ...]:
-    return tuple(Frame(file, int(line), name) for file, line, name in _FRAME.findall(trace))
 
 
 @lru_cache(maxsize=256)

@@ -9,10 +9,13 @@ import torch
 from flax import nnx
 
 from jax_attn.transfer import Layout
-from jax_attn.translate.calls import Traced, traced
+from jax_attn.translate.calls import traced
 from jax_attn.translate.classes import Classes
-from jax_attn.translate.exported import Dynamic, exported
+from jax_attn.translate.exported import exported
+from jax_attn.translate.problems import TranslationError
+from jax_attn.translate.sizes import Dynamic
 from jax_attn.translate.source import file_text
+from jax_attn.translate.unsupported import unsupported
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ def translate(
       reference: the module.
       inputs: its inputs as tensors or NumPy arrays, positional or by name.
       dynamic: the axes whose sizes vary, `{"input_ids": {0: "B", 1: "T"}}`.
+
+    Raises:
+      TranslationError: the module cannot be translated; every reason at once.
     """
     tensors: Any = (
         tuple(map(_tensor, inputs))
@@ -57,7 +63,9 @@ def translate(
         else {name: _tensor(value) for name, value in inputs.items()}
     )
     found = traced(exported(reference, tensors, dynamic), reference)
-    classes = Classes(found, _sizes(found, dynamic))
+    if problems := unsupported(found):
+        raise TranslationError(problems)
+    classes = Classes(found)
     ordered = classes.classes
     title = f"{type(reference).__name__}, translated from torch."
     return Translation(file_text(ordered, title), Layout(*classes.rows()), ordered[-1].name)
@@ -65,14 +73,3 @@ def translate(
 
 def _tensor(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-
-
-def _sizes(found: Traced, dynamic: Dynamic | None) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for argument, axes in (dynamic or {}).items():
-        node = found.root.given[argument]
-        for axis, name in axes.items():
-            size = node.meta["val"].shape[axis]
-            if isinstance(size, torch.SymInt):
-                names[str(size.node.expr)] = name
-    return names

@@ -1,0 +1,160 @@
+"""Marks in a graph where a module is called and where it returns.
+
+An operator without a result reads what forward is given and what it returns. It takes part in
+making the graph functional, so afterwards it reads the very values that forward got: views are
+up to date, in-place operators done. Hooks record it; the reference is left as it was.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from jax_attn.translate.private import keep
+
+_LIBRARY = torch.library.Library("jax_attn", "FRAGMENT")
+_LIBRARY.define("mark(int call, bool is_end, Tensor[] tensors, SymInt[] sizes) -> ()")
+_LIBRARY.impl("mark", lambda call, is_end, tensors, sizes: None, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "jax_attn::mark", lambda call, is_end, tensors, sizes: None, lib=_LIBRARY
+)
+MARK = torch.ops.jax_attn.mark.default
+keep(MARK)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stand in a tree for the tensor, or the size, at a position of a mark's operands."""
+
+    index: int
+    is_size: bool = False
+
+
+@dataclass(frozen=True)
+class Marked:
+    """What a mark says.
+
+    Attributes:
+      tree: what forward is given, by the names of its arguments, or what it returns; tensors and
+        sizes are slots.
+    """
+
+    tree: Any
+
+
+Marks = dict[tuple[int, bool], Marked]
+
+
+def with_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
+    """Replace each leaf of a tree of sequences, mappings and dataclasses.
+
+    Mappings and dataclasses become dicts, named tuples tuples.
+    """
+    if isinstance(tree, Mapping):
+        return {key: with_leaves(value, replace) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [with_leaves(value, replace) for value in tree]
+    if isinstance(tree, tuple):
+        return tuple(with_leaves(value, replace) for value in tree)
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Slot)):
+        return {
+            each.name: with_leaves(getattr(tree, each.name), replace)
+            for each in dataclasses.fields(tree)
+        }
+    return replace(tree)
+
+
+def named_leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Name the leaves of an argument: `states_0`, `states_1` of a sequence, `masks_full` of a dict.
+
+    The name of a leaf does not depend on what the other leaves are.
+    """
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from named_leaves(f"{name}_{key}", value)
+    elif isinstance(tree, (list, tuple)):
+        for index, value in enumerate(tree):
+            yield from named_leaves(f"{name}_{index}", value)
+    else:
+        yield name, tree
+
+
+def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what forward is given by the names of its arguments, what `**kwargs` takes too."""
+    signature = inspect.signature(forward)
+    arguments = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(arguments.pop(name, {}))
+    return arguments
+
+
+@contextmanager
+def marked(reference: torch.nn.Module) -> Iterator[Marks]:
+    """Let every call of a module of the reference leave marks in the graph that is traced."""
+    marks: Marks = {}
+    hooks: list[Any] = []
+    open_calls: list[int] = []
+    count = 0
+
+    def mark(is_end: bool, tree: Any) -> None:
+        tensors: list[torch.Tensor] = []
+        sizes: list[torch.SymInt] = []
+
+        def slot(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+                return Slot(len(tensors) - 1)
+            if isinstance(leaf, torch.SymInt):
+                sizes.append(leaf)
+                return Slot(len(sizes) - 1, True)
+            return leaf
+
+        marks[open_calls[-1], is_end] = Marked(with_leaves(tree, slot))
+        MARK(open_calls[-1], is_end, tensors, sizes)
+
+    def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal count
+        open_calls.append(count)
+        count += 1
+        try:
+            mark(False, bound(module.forward, args, kwargs))
+        except TypeError:
+            # Forward refuses these arguments itself, with a better message.
+            mark(False, {})
+
+    def leave(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        mark(True, result)
+        open_calls.pop()
+
+    try:
+        for module in reference.modules():
+            # The reference's own hooks run inside of ours.
+            hooks += [
+                module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True),
+                module.register_forward_hook(leave, with_kwargs=True),
+            ]
+        yield marks
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def read(mark: Marked, node: Node, replace: Callable[[Any], Any]) -> Any:
+    """Return the tree of a mark with the values of the graph in its slots."""
+    tensors, sizes = node.args[2:4]
+    assert isinstance(tensors, (list, tuple))
+    assert isinstance(sizes, (list, tuple))
+    return with_leaves(
+        mark.tree,
+        lambda leaf: (
+            replace((sizes if leaf.is_size else tensors)[leaf.index])
+            if isinstance(leaf, Slot)
+            else leaf
+        ),
+    )

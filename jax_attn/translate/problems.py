@@ -1,0 +1,39 @@
+"""What cannot be translated, and where torch's source says it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """One thing that cannot be translated.
+
+    Attributes:
+      kind: a word for programs: "input", "size", "operator", "data-dependent size", "random",
+        "buffer", "autocast", "alias", "export".
+      operator: the operator, input or buffer concerned.
+      reason: a sentence for people.
+      file, line: the place in the reference's source, empty and 0 if it is not known.
+      text: the source line.
+    """
+
+    kind: str
+    operator: str
+    reason: str
+    file: str = ""
+    line: int = 0
+    text: str = ""
+
+    def __str__(self) -> str:
+        place = f"\n    {self.file}:{self.line}: {self.text}" if self.file else ""
+        return f"{self.operator}: {self.reason}{place}"
+
+
+class TranslationError(ValueError):
+    """A module that cannot be translated; `problems` lists every reason."""
+
+    def __init__(self, problems: Sequence[Unsupported]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))
+        super().__init__(
+            "cannot translate this module:\n" + "\n".join(f"- {each}" for each in self.problems)
+        )

@@ -1,0 +1,68 @@
+"""Everything in a traced module that cannot be translated, each with its line."""
+
+from collections.abc import Container, Iterator
+
+import torch
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
+
+from jax_attn.translate.calls import Traced, does_nothing, is_size
+from jax_attn.translate.private import unbacked
+from jax_attn.translate.problems import Unsupported
+from jax_attn.translate.regions import problem_at
+from jax_attn.translate.rules.rule import bound
+from jax_attn.translate.rules.table import RULES
+
+
+def unsupported(traced: Traced, rules: Container[str] = RULES) -> list[Unsupported]:
+    """Return all that cannot be translated, in the order of the graph, each place once.
+
+    Args:
+      traced: the module.
+      rules: the operators that have a rule, by name and overload.
+    """
+    problems = [*traced.problems]
+    for node in traced.program.graph.nodes:
+        if node.op == "call_function":
+            problems += _of(node, rules)
+    problems += _buffers(traced)
+    return list(dict.fromkeys(problems))
+
+
+def _of(node: Node, rules: Container[str]) -> Iterator[Unsupported]:
+    name = str(node.target)
+    if unbacked(node):
+        reason = "the size of its result depends on the values of a tensor"
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            reason = "Python reads the value of a tensor"
+        yield problem_at(node, "data-dependent size", name, reason)
+    elif _is_random(node):
+        yield problem_at(node, "random", name, "draws random numbers, in eval mode too")
+    elif isinstance(node.target, torch._ops.OpOverload):
+        if name not in rules and not is_size(node) and not does_nothing(node):
+            yield problem_at(node, "operator", name, "no rule for this operator")
+    elif isinstance(node.target, torch._ops.HigherOrderOperator):
+        yield problem_at(node, "operator", name, "no rule for an operator that runs functions")
+
+
+def _is_random(node: Node) -> bool:
+    """Return whether an operator draws random numbers with these arguments."""
+    operator = node.target
+    if (
+        not isinstance(operator, torch._ops.OpOverload)
+        or torch.Tag.nondeterministic_seeded not in operator.tags
+    ):
+        return False
+    arguments = bound(operator, node.args, node.kwargs)
+    for name in ("train", "training"):
+        if name in arguments and not arguments[name]:
+            return False
+    return all(arguments.get(name, 1.0) != 0.0 for name in ("dropout_p", "dropout", "p"))
+
+
+def _buffers(traced: Traced) -> Iterator[Unsupported]:
+    nodes = {node.name: node for node in traced.program.graph.nodes}
+    for spec in traced.program.graph_signature.output_specs:
+        if spec.kind == OutputKind.BUFFER_MUTATION:
+            reason = "forward writes into this buffer, in eval mode too"
+            yield problem_at(nodes[spec.arg.name], "buffer", str(spec.target), reason)

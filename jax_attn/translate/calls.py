@@ -78,7 +78,7 @@ class Call:
         argument, _, index = name.rpartition("_")
         if argument in self.arguments and index.isdigit():
             code = inspect.unwrap(self.module.forward).__code__
-            parts = unpacked(code.co_filename, code.co_firstlineno, argument)
+            parts = unpacked(code.co_filename, code.co_firstlineno, code.co_name, argument)
             if len(parts) == len(self.arguments[argument]):
                 return parts[int(index)] or name
         return name
@@ -179,6 +179,7 @@ def traced(export: Exported, reference: torch.nn.Module) -> Traced:
     root = _tree(export, reference)
     _erase_marks(program)
     _drop_erased(root)
+    state = {node: [_one_name(root, node, names)] for node, names in state.items()}
     _connect(root, state, set(constants), set(_outputs(program)))
     root.results = [node for node in dict.fromkeys(_leaves(root.returned)) if not is_size(node)]
     inputs = dict(_nodes(root.arguments))
@@ -253,6 +254,24 @@ def _state(
             if isinstance(constant, torch.Tensor):
                 constants[spec.target] = constant
     return state, constants
+
+
+def _one_name(root: Call, node: Node, names: list[str]) -> str:
+    """Choose among the names of a tied tensor: the one by which it is read, if that is one."""
+    if len(names) == 1:
+        return names[0]
+    read_by: set[str] = set()
+
+    def walk(call: Call) -> None:
+        for step in call.steps:
+            if isinstance(step, Call):
+                walk(step)
+            elif node in operands(step):
+                own = [name for name in names if call.path and is_below(name, call.path)]
+                read_by.add((own or names)[0])
+
+    walk(root)
+    return read_by.pop() if len(read_by) == 1 else names[0]
 
 
 def _tree(export: Exported, reference: torch.nn.Module) -> Call:
@@ -369,6 +388,18 @@ def _connect(
         for node in inside - own:
             used.update(operands(node))
         _connect(child, state, constants, used & own)
+    call.given = {_name_below(call, name, node): node for name, node in call.given.items()}
+
+
+def _name_below(call: Call, name: str, node: Node) -> str:
+    """Return the name that a called module unpacks a value into, if this one only hands it on."""
+    argument, _, index = name.rpartition("_")
+    if argument in call.arguments and index.isdigit():
+        for child in call.steps:
+            for other, value in child.given.items() if isinstance(child, Call) else ():
+                if value is node and other not in call.given:
+                    return other
+    return name
 
 
 def _lives(node: Node) -> bool:

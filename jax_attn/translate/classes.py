@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.fx import Node
 
 from jax_attn import transfer
 from jax_attn.translate.calls import Call, Traced
 from jax_attn.translate.expression import DTYPES, Written, filled, literal, parsed
 from jax_attn.translate.leaves import leaf
+from jax_attn.translate.marks import named_leaves
 from jax_attn.translate.method import Method, Tree, method
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -130,6 +132,14 @@ class Classes:
             for each in calls:
                 if type(each.module) is kind:
                     names.update(dict.fromkeys(each.given))
+        if not call.path:
+            inputs = [
+                name
+                for argument, tree in call.arguments.items()
+                for name, leaf_ in named_leaves(argument, tree)
+                if isinstance(leaf_, Node)
+            ]
+            names = dict.fromkeys([*inputs, *names])
         order = list(inspect.signature(kind.forward).parameters)
 
         def place(name: str) -> tuple[int, str]:
@@ -247,8 +257,12 @@ class Classes:
             name = kind.__name__ + ("" if not index else _suffix(members, made))
             first = members[0]
             one = Class(name, members, kind, signature=self.signature(self.calls[first][0]))
-            one.always_given = set.intersection(
-                *(set(call.given) for path in members for call in self.calls[path])
+            one.always_given = (
+                set(one.signature)
+                if first == ""
+                else set.intersection(
+                    *(set(call.given) for path in members for call in self.calls[path])
+                )
             )
             bodies = [methods[path].body for path in members]
             self._unify(one, bodies, [inits[path] for path in members])

@@ -169,7 +169,24 @@ class Writer:
             index = leaving.index(value)
         return place.targets[index] if index < len(place.targets) else None
 
+    def _helper_name(self, value: Node) -> str | None:
+        """Return the name of a value in the helper function that computed it."""
+        item = self.produced[value]
+        if not isinstance(item, Node):
+            return None
+        stack = frames(item)
+        for level in range(self.call.depth + 1, len(stack)):
+            place = statement(stack[level])
+            if len(place.targets) != 1 or place.targets[0] is None:
+                continue
+            users = [frames(user) if isinstance(user, Node) else () for user in self.users[value]]
+            if any(len(other) <= level or statement(other[level]) != place for other in users):
+                return place.targets[0]
+        return None
+
     def _made_name(self, value: Node) -> str:
+        if name := self._helper_name(value):
+            return name
         item = self.produced[value]
         if isinstance(item, Call):
             base = self._result_name(item, value) or item.path.rpartition(".")[2]
@@ -208,7 +225,7 @@ class Writer:
         return literal(value)
 
     def _state(self, node: Node) -> Written:
-        name = self.tree.state[node]
+        name = self.call.state[node]
         if node in self.call.given.values():
             return _name(next(k for k, v in self.call.given.items() if v is node))
         self.result.state.append(name)
@@ -306,6 +323,8 @@ class Writer:
     def _assigned(self, value: Node, place: int) -> str:
         """Choose the name of a value, keeping what a name holds while it is still read."""
         name = self._own_name(value) or self._made_name(value)
+        if not self._may_take(name, value, place):
+            name = self._helper_name(value) or name
         held = self.held.get(name)
         if held is not None and held is not value and self._last_use(held) > place:
             frame = self._frame(self.produced[value])
@@ -319,6 +338,10 @@ class Writer:
         self.names[value] = name
         self.held[name] = value
         return name
+
+    def _may_take(self, name: str, value: Node, place: int) -> bool:
+        held = self.held.get(name)
+        return held is None or held is value or self._last_use(held) <= place
 
     def _is_busy(self, name: str, place: int) -> bool:
         return name in self.held and self._last_use(self.held[name]) > place
@@ -405,6 +428,7 @@ class Writer:
         """Write the method."""
         for name, node in self.call.given.items():
             self.names[node], self.held[name] = name, node
+        self.result.arguments = list(self.call.given)
         place = 0
         while place < len(self.items):
             item = self.items[place]

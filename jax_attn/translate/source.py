@@ -24,7 +24,18 @@ _IMPORTS = {
 
 
 def _unparsed(statements: Sequence[ast.stmt]) -> str:
-    return ast.unparse(ast.fix_missing_locations(ast.Module(list(statements), [])))
+    text = ast.unparse(ast.fix_missing_locations(ast.Module(list(statements), [])))
+    return "\n".join(map(_without_parentheses, text.splitlines()))
+
+
+def _without_parentheses(line: str) -> str:
+    """Write `return a, b` in place of `return (a, b)`, as a person does."""
+    start = line[: len(line) - len(line.lstrip())]
+    if line.strip().startswith("return (") and line.endswith(")"):
+        value = ast.parse(line.strip()[len("return ") :], mode="eval").body
+        if isinstance(value, ast.Tuple) and len(value.elts) > 1:
+            return f"{start}return {', '.join(map(ast.unparse, value.elts))}"
+    return line
 
 
 def _indented(text: str, depth: int) -> str:

@@ -110,13 +110,32 @@ def return_names(frame: Frame, count: int) -> tuple[str | None, ...]:
 
 
 @lru_cache(maxsize=4096)
-def unpacked(file: str, line: int, name: str) -> tuple[str | None, ...]:
-    """Return the names that the function of a line unpacks an argument into, if it does."""
-    _, function = _enclosing(file, line)
-    for node in ast.walk(function) if function else ():
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-            if node.value.id == name and isinstance(node.targets[0], ast.Tuple):
-                return _names(node.targets[0])
+def unpacked(file: str, line: int, function: str, name: str) -> tuple[str | None, ...]:
+    """Return the names that a function unpacks an argument into, if it does.
+
+    Args:
+      file: the function's file.
+      line: the first line of the function, or of its first decorator.
+      function: its name.
+      name: the argument.
+    """
+    found = min(
+        (
+            each
+            for each in _statements(file)
+            if isinstance(each, ast.FunctionDef) and each.name == function and each.lineno >= line
+        ),
+        key=lambda each: each.lineno,
+        default=None,
+    )
+    for node in ast.walk(found) if found else ():
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == name
+            and isinstance(node.targets[0], ast.Tuple)
+        ):
+            return _names(node.targets[0])
     return ()
 
 

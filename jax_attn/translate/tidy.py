@@ -27,9 +27,84 @@ def _moved(node: ast.expr) -> tuple[Any, ...] | None:
     return None
 
 
+def _places(index: ast.expr) -> list[ast.expr] | None:
+    """Return the parts of an index that only keeps axes and adds new ones, else None."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    for part in parts:
+        is_kept = isinstance(part, ast.Slice) and ast.unparse(part) == ":"
+        is_new = isinstance(part, ast.Constant) and (part.value is None or part.value is ...)
+        if not is_kept and not is_new:
+            return None
+    return list(parts)
+
+
+def _merged(first: list[ast.expr], second: list[ast.expr]) -> list[ast.expr] | None:
+    """Return one index for two that follow each other, where that can be told without the rank."""
+    rest = list(first)
+    found: list[ast.expr] = []
+    for position, part in enumerate(second):
+        if isinstance(part, ast.Slice):
+            if rest and isinstance(rest[0], ast.Constant) and rest[0].value is ...:
+                return None
+            found.append(rest.pop(0) if rest else part)
+        elif isinstance(part, ast.Constant) and part.value is ...:
+            if any(not isinstance(after, ast.Constant) for after in second[position + 1 :]):
+                return None
+            if not any(isinstance(each, ast.Constant) and each.value is ... for each in rest):
+                rest.append(part)
+            return [*found, *rest, *second[position + 1 :]]
+        else:
+            found.append(part)
+    return [*found, *rest]
+
+
+def _repeated_heads(node: ast.expr) -> ast.expr | None:
+    """Return the heads that a `repeat_kv` repeats, which jax.nn's attention does by itself.
+
+    The pattern is `jnp.broadcast_to(k[:, :, None], (B, K, G, T, H)).reshape(B, N, T, H)`.
+    """
+    if not _method(node, "reshape"):
+        return None
+    assert isinstance(node, ast.Call)
+    assert isinstance(node.func, ast.Attribute)
+    wide = node.func.value
+    if not isinstance(wide, ast.Call) or ast.unparse(wide.func) != "jnp.broadcast_to":
+        return None
+    source, shape = wide.args
+    if not isinstance(shape, ast.Tuple) or len(shape.elts) != 5 or len(node.args) != 4:
+        return None
+    B, K, G, T, H = shape.elts
+    kept = [ast.unparse(each) for each in (B, T, H)]
+    if [ast.unparse(node.args[axis]) for axis in (0, 2, 3)] != kept:
+        return None
+    if isinstance(source, ast.Subscript) and ast.unparse(source.slice) == "(:, :, None)":
+        return source.value
+    if isinstance(source, ast.Subscript) and ast.unparse(source).endswith("[:, :, None]"):
+        return source.value
+    return None
+
+
 class _Tidy(ast.NodeTransformer):
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.value, ast.Subscript):
+            first, second = _places(node.value.slice), _places(node.slice)
+            merged = _merged(first, second) if first is not None and second is not None else None
+            if merged is not None:
+                index = merged[0] if len(merged) == 1 else ast.Tuple(merged, ast.Load())
+                return ast.Subscript(node.value.value, index, ast.Load())
+        return node
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
+        if ast.unparse(node.func) == "jax.nn.dot_product_attention":
+            for place in (1, 2):
+                heads = node.args[place]
+                if _method(heads, "swapaxes"):
+                    assert isinstance(heads, ast.Call)
+                    assert isinstance(heads.func, ast.Attribute)
+                    if (fewer := _repeated_heads(heads.func.value)) is not None:
+                        heads.func.value = fewer
         if _method(node, "swapaxes"):
             assert isinstance(node.func, ast.Attribute)
             inner = node.func.value

@@ -34,9 +34,9 @@ def call(row: Sequence[Any]) -> tuple[str, Sequence[Any], dict[str, Any]]:
     return f"aten.{name}", args, kwargs
 
 
-def named(rows: Sequence[Sequence[Any]]) -> list[Any]:
+def named(rows: Sequence[Sequence[Any]], *marks: pytest.MarkDecorator) -> list[Any]:
     """Return the rows as parameters of a test, each with the name of its operator."""
-    return [pytest.param(*call(row), id=row[0]) for row in rows]
+    return [pytest.param(*call(row), id=row[0], marks=marks) for row in rows]
 
 
 def paired(rows: Sequence[tuple[Sequence[Any], Any]]) -> list[Any]:

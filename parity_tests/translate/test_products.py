@@ -47,6 +47,18 @@ ROWS = [
     ("cosine_similarity.default", F * 0, G, -1),
     ("cosine_similarity.default", BTD, BTD[:1], 2),
     ("linalg_multi_dot.default", [F, SQUARE[:3, :2].contiguous(), G]),
+    ("addmm.default", F[0, :2].contiguous(), F, G.T.contiguous(), {"beta": 0}),
+    ("mm.default", INTS, DIVISORS.T.contiguous()),
+    ("einsum.default", "b i, b j -> i j", [F, G]),
+    ("einsum.default", "...i->...", [F]),
+    ("matmul.default", F[0], G[0]),
+    ("mv.default", F, G[0]),
+    ("addmv.default", F[:, 0].contiguous(), F, G[0]),
+    ("linear.default", F[0], G[0]),
+    ("linear.default", F[0], G, F[0, :2].contiguous()),
+]
+
+DECOMPOSITIONS = [
     ("matrix_power.default", SQUARE, 3),
     ("inverse.default", SQUARE),
     ("linalg_inv.default", torch.stack([SQUARE, POSITIVE])),
@@ -66,15 +78,6 @@ ROWS = [
     ("linalg_solve.default", torch.stack([SQUARE, POSITIVE]), BTD[:, 0, :3].contiguous()),
     ("linalg_solve_triangular.default", SQUARE.triu(), SQUARE, {"upper": True}),
     ("linalg_solve_triangular.default", SQUARE.tril(), SQUARE, {"upper": False, "left": False}),
-    ("addmm.default", F[0, :2].contiguous(), F, G.T.contiguous(), {"beta": 0}),
-    ("mm.default", INTS, DIVISORS.T.contiguous()),
-    ("einsum.default", "b i, b j -> i j", [F, G]),
-    ("einsum.default", "...i->...", [F]),
-    ("matmul.default", F[0], G[0]),
-    ("mv.default", F, G[0]),
-    ("addmv.default", F[:, 0].contiguous(), F, G[0]),
-    ("linear.default", F[0], G[0]),
-    ("linear.default", F[0], G, F[0, :2].contiguous()),
 ]
 
 TEXTS = [
@@ -98,7 +101,9 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), named(ROWS))
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"), named(ROWS) + named(DECOMPOSITIONS, pytest.mark.slow)
+)
 def test_a_rule_equals_torch(name, args, kwargs):
     assert differences(name, *args, **kwargs) == []
 

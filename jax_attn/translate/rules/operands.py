@@ -32,7 +32,7 @@ def torch_dtype(operands: Sequence[Any]) -> str:
         else each
         for each in operands
     ]
-    ranked = {True: [], False: []}  # type: dict[bool, list[Any]]
+    ranked: dict[bool, list[Any]] = {True: [], False: []}
     for each in values:
         ranked[isinstance(each, torch.Tensor) and each.ndim > 0].append(each)
     result = None

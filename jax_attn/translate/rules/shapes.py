@@ -119,9 +119,7 @@ def moved(source: Any, destination: Any, self: Array) -> str:
 
 def narrowed(self: Array, dim: int, start: Any, length: Any) -> str:
     if isinstance(start, int) and isinstance(length, int):
-        if start < 0:
-            start += self.shape[dim]
-        part = f"{start or ''}:{start + length}"
+        part = f"{start or ''}:{start + length or ''}"
     else:
         part = "start:start + length" if start != 0 else ":length"
     return f"self[{indexed(dim, self.rank, part)}]"

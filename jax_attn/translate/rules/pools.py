@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.calls import call, known, refused, spread
+from jax_attn.translate.rules.calls import call, known, number, refused, spread
 from jax_attn.translate.rules.rule import Array, Rule, Size
 
 
@@ -223,15 +223,12 @@ def padded(self: Array, pad: Any, mode: str, value: Any) -> str:
         if not any(isinstance(n, Size) or n for n in pad):
             return source
     filled = mode == "constant" and value not in (None, 0)
-    number = "value"
-    if filled and not self.is_floating:
-        number = str(bool(value)) if self.dtype == "bool" else str(int(value))
     return call(
         "jnp.pad",
         source,
         _widths(self.rank, pad),
         mode=modes[mode],
-        constant_values=number if filled else None,
+        constant_values=number(value, self.dtype) if filled else None,
     )
 
 

@@ -193,8 +193,8 @@ def test_what_has_no_right_expression_is_refused(name, args):
         (
             "aten.im2col.default",
             (real(11, 3, 5, 4), [2, 2], [1, 1], [0, 0], [1, 1]),
-            "jax.lax.conv_general_dilated_patches(self, (2, 2), (1, 1), ((0, 0), (0, 0)))"
-            ".reshape(self.shape[0], 12, -1)",
+            "jax.lax.conv_general_dilated_patches(self, (2, 2), (1, 1), ((0, 0), (0, 0)), "
+            "precision=jax.lax.Precision.HIGHEST).reshape(self.shape[0], 12, -1)",
         ),
     ],
 )

@@ -58,6 +58,7 @@ WRITES = [
     ),
     row("aten.index_put.default", real(5, 7), [real(5, 7) > 0], tensor(2.0)),
     row("aten.index_put.default", real(5, 7), [real(5) > 0], real(1, 7), True),
+    row("aten.index_put.default", real(5, 7, 3), [None, real(7) > 0], real(3)),
     row("aten.scatter.src", real(5, 7), 1, tensor([[0, 2], [3, 1], [6, 5]]), real(3, 2)),
     row(
         "aten.scatter.value",

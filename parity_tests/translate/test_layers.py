@@ -1,5 +1,9 @@
 """Rules of norms, attention, recurrent layers, dropout and Fourier transforms, beside torch's."""
 
+import inspect
+
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 import transformers.integrations.moe  # noqa: F401  (registers the operator of experts)
@@ -10,12 +14,14 @@ from helpers.beside_torch import (
     FLOAT32,
     FLOAT64,
     assert_caught,
+    assert_dtypes,
     check,
     compare,
     draws,
     row,
     with_varying,
 )
+from jax_attn.translate.rules import written
 
 real, whole = draws(3)
 positive = real(3).exp()
@@ -308,6 +314,47 @@ NORM = "jax.nn.standardize(input, epsilon={}, algorithm='stable') * weight"
 )
 def test_a_mistake_is_caught(name, wrong, args, roundoff):
     assert_caught(name, wrong, *args, roundoff=roundoff)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("aten.max_pool2d.default", (CHANNELS, [2, 2])),
+        ("aten.avg_pool2d.default", (CHANNELS, [2, 2], [], [1, 1], False, False)),
+        ("aten.adaptive_avg_pool2d.default", (CHANNELS, [3, 2])),
+        ("aten.upsample_bilinear2d.vec", (CHANNELS, [9, 4], True, None)),
+        ("aten.upsample_bicubic2d.vec", (CHANNELS, [9, 4], False, None)),
+        ("aten.layer_norm.default", (real(2, 7), [7], real(7), real(7))),
+        ("aten.rms_norm.default", (real(2, 7), [7], real(7))),
+        ("aten.group_norm.default", (CHANNELS, 3)),
+        ("aten.batch_norm.default", (CHANNELS, *RUNNING, False, 0.1, 1e-5, False)),
+        ("aten.masked_fill.Scalar", (real(5), real(5) > 0, -1e4)),
+        ("aten.embedding.default", (real(5, 7), whole(5, 9), 1)),
+        ("aten.gru_cell.default", (real(2, 3), real(2, 7), *weights(3, 7, 3, 1, 1, True))),
+        (SDPA, (QUERY, KEY, VALUE, real(5, 7))),
+        (SDPA, (QUERY, KEY, real(2, 3, 7, 2), SOME)),
+        ("aten._weight_norm.default", (real(5, 3, 2), real(1, 1, 2), 2)),
+    ],
+)
+def test_low_precision_stays(name, args):
+    assert_dtypes(name, *(halved(each) for each in args))
+
+
+def halved(value):
+    is_float = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+    return value.half() if is_float else value
+
+
+def test_functions_that_files_contain_stand_alone():
+    """A file imports jax, jax.numpy and jax.Array for them, nothing else."""
+    functions = {
+        name: function for name, function in vars(written).items() if inspect.isfunction(function)
+    }
+    assert "recurrent" in functions
+    for name, function in functions.items():
+        used = inspect.getclosurevars(function).globals.keys()
+        assert used <= {"jax", "jnp", "Array", *functions}, name
+        exec(inspect.getsource(function), {"jax": jax, "jnp": jnp, "Array": jax.Array})
 
 
 def test_running_variance_is_unbiased():

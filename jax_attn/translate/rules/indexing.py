@@ -33,12 +33,13 @@ def index(indices: Sequence[Array | None]) -> str:
 def index_put(self: Array, indices: Sequence[Array | None], values: Array, accumulate: bool) -> str:
     if not _boolean(indices):
         return f"self.at[{_subscript(indices)}].{'add' if accumulate else 'set'}(values)"
-    mask = indices[0]
-    if len(indices) > 1 or mask is None or mask.dtype != "bool":
+    masks = [(axis, each) for axis, each in enumerate(indices) if each is not None]
+    place, mask = masks[0]
+    if len(masks) > 1 or mask.dtype != "bool":
         raise NotImplementedError(_SELECTS)
-    rest = self.rank - mask.rank
-    new, condition = "values", "indices[0]"
-    if values.rank == rest + 1 and values.shape[0] == 1:
+    rest = self.rank - place - mask.rank
+    new, condition = "values", f"indices[{place}]"
+    if not place and values.rank == rest + 1 and values.shape[0] == 1:
         new = "values[0]"
     elif values.rank > rest:
         raise NotImplementedError(_SELECTS)

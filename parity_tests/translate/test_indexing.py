@@ -132,6 +132,10 @@ SORTS = [
     row("aten.searchsorted.Tensor", real(5, 7).sort()[0], real(5, 3), side="right"),
     row("aten.bucketize.Tensor", whole(7, 5, 3), tensor([1, 3, 3, 5]), right=True),
     row("aten.bucketize.Tensor", whole(7, 5, 3), tensor([1, 3, 3, 5])),
+    row("aten.isin.Tensor_Tensor", whole(9, 5, 7), whole(9, 3), text="jnp.isin(x0, x1)"),
+    row("aten.isin.Tensor_Scalar", whole(9, 5, 7), 3, invert=True),
+    row("aten.nonzero_static.default", whole(2, 5, 7), size=40),
+    row("aten.nonzero_static.default", whole(2, 5, 7), size=3),
     row("aten.histc.default", real(29), 5, -1, 1),
 ]
 
@@ -164,7 +168,8 @@ def test_drawn_axes_and_sizes(data):
         ("aten.index.Tensor", (real(5, 7), [real(5) > 0])),
         ("aten.nonzero.default", (real(5),)),
         ("aten.masked_select.default", (real(5), real(5) > 0)),
-        ("aten.bincount.default", (whole(5, 2),)),
+        ("aten.bincount.default", (whole(5, 9),)),
+        ("aten._unique2.default", (whole(5, 9),)),
     ],
 )
 def test_what_has_no_right_expression_is_refused(name, args):

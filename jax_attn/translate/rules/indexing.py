@@ -253,6 +253,15 @@ def histc(min: Any, max: Any) -> str:
     return "jnp.histogram(self, bins, (min, max))[0].astype(self.dtype)"
 
 
+def isin(elements: str, among: str) -> Any:
+    """Make the rule of an overload, whose arguments are named by what they are."""
+
+    def rule(invert: bool) -> str:
+        return call("jnp.isin", elements, among, invert=True if invert else None)
+
+    return rule
+
+
 INDEXING: dict[str, Rule] = {
     "aten.index.Tensor": index,
     "aten._unsafe_index.Tensor": index,
@@ -294,6 +303,22 @@ INDEXING: dict[str, Rule] = {
     "aten.bucketize.Tensor": bucketize,
     "aten.bucketize.Scalar": bucketize,
     "aten.histc.default": histc,
+    "aten.isin.Tensor_Tensor": isin("elements", "test_elements"),
+    "aten.isin.Tensor_Scalar": isin("elements", "test_element"),
+    "aten.isin.Scalar_Tensor": isin("element", "test_elements"),
+    "aten.nonzero_static.default": (
+        "jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), axis=-1)"
+    ),
+    "aten.zero.default": "jnp.zeros_like(self)",
+    **dict.fromkeys(
+        (
+            "aten._unique2.default",
+            "aten.unique_consecutive.default",
+            "aten.unique_dim.default",
+            "aten.unique_dim_consecutive.default",
+        ),
+        refused("the number of distinct values is unknown before the call"),
+    ),
     "aten.nonzero.default": refused("the number of elements that are not zero is unknown"),
     "aten.masked_select.default": refused(_SELECTS),
     "aten.bincount.default": refused("the length of bincount is the largest value"),

@@ -85,6 +85,7 @@ NORMS = [
 SDPA = "aten.scaled_dot_product_attention.default"
 QUERY, KEY, VALUE = real(2, 3, 5, 4), real(2, 3, 7, 4), real(2, 3, 7, 4)
 SOME = real(2, 1, 5, 7) > -1
+SOME[1, 0, 2] = False  # a row without a key
 CALL = (
     "jax.nn.dot_product_attention(x0.swapaxes({0}), x1.swapaxes({0}), x2.swapaxes({0}){1})"
     ".swapaxes({0})"
@@ -107,6 +108,15 @@ ATTENTION = [
         roundoff=FLOAT32,
     ),
     row(SDPA, QUERY, KEY, VALUE, real(2, 1, 1, 7) > -1, roundoff=FLOAT32),
+    row(
+        SDPA,
+        *(QUERY, KEY, VALUE, SOME),
+        text="jnp.where(x3.any(-1, keepdims=True).swapaxes(-3, -2), "
+        "jax.nn.dot_product_attention(x0.swapaxes(1, 2), x1.swapaxes(1, 2), x2.swapaxes(1, 2), "
+        "mask=x3), 0).swapaxes(1, 2)",
+        roundoff=FLOAT32,
+    ),
+    row(SDPA, QUERY, KEY, VALUE, SOME[1, 0], roundoff=FLOAT32),
     row(SDPA, *(QUERY[0], KEY[0], VALUE[0]), text=CALL.format("0, 1", ""), roundoff=FLOAT32),
     row(SDPA, QUERY[0], KEY[0], VALUE[0], real(3, 5, 7) > -1, roundoff=FLOAT32),
     row(
@@ -220,6 +230,7 @@ def test_values_gradients_and_dtypes_are_those_of_torch(name, args, kwargs, text
     check(name, args, kwargs, text)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_drawn_attention(data):
@@ -228,7 +239,7 @@ def test_drawn_attention(data):
     groups = data.draw(st.integers(1, 3))
     mask = [data.draw(st.sampled_from([1, n])) for n in (batch, heads * groups, queries, keys)]
     mask = mask[data.draw(st.integers(0, 2)) :]
-    drawn = real(*mask) if data.draw(st.booleans()) else real(*mask) > -9
+    drawn = real(*mask) if data.draw(st.booleans()) else real(*mask) > 0
     compare(
         SDPA,
         *(real(batch, heads * groups, queries, 4), real(batch, heads, keys, 4)),
@@ -288,6 +299,7 @@ NORM = "jax.nn.standardize(input, epsilon={}, algorithm='stable') * weight"
     [
         (SDPA, PLAIN.format(", mask=~attn_mask"), (QUERY, KEY, VALUE, SOME), FLOAT32),
         (SDPA, PLAIN.format(""), (QUERY, KEY, VALUE, None, 0.0, True), FLOAT32),
+        (SDPA, PLAIN.format(", mask=attn_mask"), (QUERY, KEY, VALUE, SOME), FLOAT32),
         (SDPA, PLAIN.format(", scale=0.501"), (QUERY, KEY, VALUE), FLOAT32),
         (SDPA, PLAIN.format(", bias=0.99 * attn_mask"), (QUERY, KEY, VALUE, real(5, 7)), FLOAT32),
         ("aten.layer_norm.default", NORM.format("1e-6"), (real(2, 7), [7], real(7)), FLOAT64),

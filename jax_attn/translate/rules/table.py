@@ -11,12 +11,10 @@ from jax_attn.translate.rules.random import RANDOM
 from jax_attn.translate.rules.recurrent import RECURRENT
 from jax_attn.translate.rules.resizing import RESIZING
 from jax_attn.translate.rules.rule import Rule
-from jax_attn.translate.rules.scattering import SCATTERING
 
 RULES: dict[str, Rule] = {
     **POINTWISE,
     **INDEXING,
-    **SCATTERING,
     **CONVOLUTIONS,
     **POOLS,
     **RESIZING,

@@ -1,57 +1,115 @@
 """Compare a rule with torch's operator: values and gradients in float64, dtypes in float32."""
 
+import ast
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
-from jax_attn.translate.rules.rule import bound
-from parity_tests.helpers.operators import in_jax, operator
+from helpers.operators import in_jax, operator
+from jax_attn.translate.expression import literal, parsed
+from jax_attn.translate.rules.rule import Array, Size, bound, described, expressions
+from jax_attn.translate.rules.table import RULES
 
-ROUNDOFF = 2.0**-53
+FLOAT64, FLOAT32 = 2.0**-53, 2.0**-24
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
-def _mapped(value: Any, function: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
+def draws(seed: int) -> tuple[Any, Any]:
+    """Return functions that draw floating tensors, and whole numbers below a limit."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def real(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def whole(limit: int, *shape: int) -> torch.Tensor:
+        return torch.randint(0, limit, shape, generator=generator)
+
+    return real, whole
+
+
+def row(name: str, *args: Any, text: str | None = None, **kwargs: Any) -> Any:
+    """Name one call by its operator and the shape of its first tensor."""
+    sizes = "x".join(str(size) for each in flat(list(args))[:1] for size in each.shape)
+    return pytest.param(name, args, kwargs, text, id=f"{name.removeprefix('aten.')}-{sizes}")
+
+
+def check(name: str, args: Any, kwargs: Any, text: str | None) -> None:
+    """Compare one call, and assert how it is written if the row says so."""
+    written = compare(name, *args, **kwargs)
+    assert text is None or written == text
+
+
+def assert_caught(name: str, wrong: Any, *args: Any, **kwargs: Any) -> None:
+    """Assert that a right rule passes and a wrong one does not."""
+    compare(name, *args, **kwargs)
+    with mock.patch.dict(RULES, {name: wrong}), pytest.raises(AssertionError):
+        compare(name, *args, **kwargs)
+
+
+def with_varying(size: int, name: str, *args: Any, **kwargs: Any) -> str:
+    """Return the text of a call if each size of this value varies: it is called T there."""
+
+    def varied(value: Any) -> Any:
+        if isinstance(value, Array):
+            return Array(tuple(varied(each) for each in value.shape), value.dtype)
+        if isinstance(value, (list, tuple)):
+            return [varied(each) for each in value]
+        return Size(size) if value == size and isinstance(value, int) else value
+
+    def written(name: str, value: Any) -> ast.expr:
+        if isinstance(value, torch.Tensor):
+            return parsed(name)
+        if isinstance(value, (list, tuple)):
+            return ast.Tuple([written(f"{name}{i}", each) for i, each in enumerate(value)])
+        return parsed("T") if value == size and isinstance(value, int) else literal(value)
+
+    arguments = bound(operator(name), args, kwargs)
+    result = expressions(
+        RULES[name],
+        {key: varied(described(each)) for key, each in arguments.items()},
+        {key: written(key, each) for key, each in arguments.items()},
+        varied(described(operator(name)(*args, **kwargs))),
+    )
+    trees = result if isinstance(result, tuple) else (result,)
+    text = "; ".join(ast.unparse(ast.fix_missing_locations(tree)) for tree in trees)
+    assert str(size) not in text, text
+    return text
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the arrays in arguments or results."""
     if isinstance(value, (list, tuple)):
-        return [_mapped(each, function) for each in value]
-    return value
-
-
-def _flat(value: Any) -> list[Any]:
-    """Return the tensors of outputs or arguments; an empty one or None serves torch's gradient."""
-    if isinstance(value, (list, tuple)):
-        return [each for part in value for each in _flat(part)]
+        return [each for part in value for each in flat(part)]
     return [value] if isinstance(value, (torch.Tensor, jax.Array)) else []
 
 
-def _doubled(name: str, value: Any) -> Any:
-    """Widen tensors; running statistics are the only ones to which torch gives no gradient."""
+def doubled(name: str, value: Any) -> Any:
+    """Widen tensors; torch gives a gradient to all but running statistics."""
+    if isinstance(value, (list, tuple)):
+        return [doubled(name, each) for each in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    twin = value.detach().clone().to(WIDER.get(value.dtype, value.dtype))
+    differentiable = twin.dtype.is_floating_point or twin.dtype.is_complex
+    return twin.requires_grad_(differentiable and not name.startswith("running"))
 
-    def twin(tensor: torch.Tensor) -> torch.Tensor:
-        wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-        doubled = tensor.detach().clone().to(wide.get(tensor.dtype, tensor.dtype))
-        varied = doubled.dtype.is_floating_point or doubled.dtype.is_complex
-        return doubled.requires_grad_(varied and not name.startswith("running"))
 
-    return _mapped(value, twin)
-
-
-def dtypes(name: str, *args: Any, **kwargs: Any) -> None:
-    """Assert that shapes and dtypes are torch's, without x64: an int64 of torch is an int32."""
-    wanted = _flat(operator(name)(*args, **kwargs))
+def assert_dtypes(name: str, *args: Any, **kwargs: Any) -> None:
+    """Assert that shapes and dtypes are torch's, where an int64 of torch is an int32."""
     run, arrays, text = in_jax(name, *args, **kwargs)
     got = jax.tree.leaves(jax.eval_shape(run, arrays))
-    for theirs, ours in zip(wanted, got, strict=False):
+    for theirs, ours in zip(flat(operator(name)(*args, **kwargs)), got, strict=False):
         dtype = str(theirs.dtype).removeprefix("torch.").replace("int64", "int32")
         assert (tuple(theirs.shape), dtype) == (ours.shape, str(ours.dtype)), text
 
 
 def compare(
-    name: str, *args: Any, roundoff: float = ROUNDOFF, outputs: int | None = None, **kwargs: Any
+    name: str, *args: Any, roundoff: float = FLOAT64, outputs: int | None = None, **kwargs: Any
 ) -> str:
     """Assert that a rule computes what torch's operator does, and return its text.
 
@@ -62,70 +120,55 @@ def compare(
       outputs: how many outputs to compare, from the first; by default all of them.
       kwargs: its arguments by name.
     """
-    dtypes(name, *args, **kwargs)
-    kwargs = {key: _doubled(key, each) for key, each in bound(operator(name), args, kwargs).items()}
-    theirs = _flat(operator(name)(**kwargs))[:outputs]
+    assert_dtypes(name, *args, **kwargs)
+    kwargs = {key: doubled(key, each) for key, each in bound(operator(name), args, kwargs).items()}
+    arguments = flat(list(kwargs.values()))
+    theirs = flat(operator(name)(**kwargs))[:outputs]
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        torch.randn(each.shape, dtype=each.dtype, generator=generator) * each.requires_grad
+        for each in theirs
+        if each.dtype.is_floating_point or each.dtype.is_complex
+    ]
     with jax.enable_x64(True):
         run, arrays, text = in_jax(name, **kwargs)
-        arguments = _flat(list(kwargs.values()))
-        inputs = [each for each in arguments if each.requires_grad]
-        varied = {
-            key: arrays[key]
-            for key, each in zip(arrays, arguments, strict=True)
-            if each.requires_grad
-        }
+        names = [key for key, each in zip(arrays, arguments, strict=True) if each.requires_grad]
 
-        def outputs_of(varied: Any) -> list[jax.Array]:
-            return jax.tree.leaves(run({**arrays, **varied}))[: len(theirs)]
+        def inexact(varied: Any) -> tuple[list[jax.Array], list[jax.Array]]:
+            every = jax.tree.leaves(run({**arrays, **varied}))[: len(theirs)]
+            return [x for x in every if jnp.issubdtype(x.dtype, jnp.inexact)], every
 
-        ours, pull = jax.vjp(outputs_of, varied)
-        assert len(ours) == len(theirs), text
-        generator = torch.Generator().manual_seed(len(text))
-        weights = [
-            torch.randn(each.shape, dtype=each.dtype, generator=generator)
-            if each.requires_grad
-            else None
-            for each in theirs
-        ]
-        size = sum(each.numel() for each in arguments)
-        _judge(theirs, ours, size, roundoff, text)
+        def forward_and_gradients(varied: Any) -> tuple[Any, Any]:
+            _, pull, every = jax.vjp(inexact, varied, has_aux=True)
+            # JAX conjugates nothing, torch both cotangents and gradients.
+            return every, pull([weight.conj().resolve_conj().numpy() for weight in weights])[0]
+
+        fast = jax.jit(
+            forward_and_gradients, compiler_options={"xla_backend_optimization_level": 0}
+        )
+        ours, pulled = fast({key: arrays[key] for key in names})
+    size = sum(each.numel() for each in [*arguments, *theirs])
+    _judge(theirs, ours, size * roundoff, text)
+    inputs = [each for each in arguments if each.requires_grad]
+    if inputs and any(each.requires_grad for each in theirs):
+        differentiable = [each for each in theirs if each.is_floating_point() or each.is_complex()]
         total = sum(
             (each.conj() * weight).real.sum()
-            for each, weight in zip(theirs, weights, strict=True)
-            if weight is not None
+            for each, weight in zip(differentiable, weights, strict=True)
         )
-        if not inputs or not isinstance(total, torch.Tensor):
-            return text
-        gradients = torch.autograd.grad(total, inputs, allow_unused=True)
-        cotangents = [
-            np.zeros(
-                x.shape, x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jax.dtypes.float0
-            )
-            if weight is None
-            else weight.conj().resolve_conj().numpy()
-            for x, weight in zip(ours, weights, strict=True)
-        ]
-        (pulled,) = pull(cotangents)
-        wanted = [
-            torch.zeros_like(x) if g is None else g.conj().resolve_conj()
-            for x, g in zip(inputs, gradients, strict=True)
-        ]
-        _judge(wanted, [pulled[key] for key in varied], size, roundoff, f"gradient of {text}")
+        gradients = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+        wanted = [each.conj().resolve_conj() for each in gradients]
+        _judge(wanted, [pulled[key] for key in names], size * roundoff, f"gradient of {text}")
     return text
 
 
-def _judge(
-    wanted: list[torch.Tensor], got: list[jax.Array], size: int, roundoff: float, text: str
-) -> None:
-    """Assert equality up to the rounding of `size` terms, as large as the largest value."""
+def _judge(wanted: list[torch.Tensor], got: list[jax.Array], rounding: float, text: str) -> None:
+    """Assert equality up to the rounding of so many terms, each as large as the largest value."""
     for theirs, ours in zip(wanted, got, strict=True):
         expected, array = theirs.detach().resolve_conj().numpy(), np.asarray(ours)
         assert expected.shape == array.shape, text
         if not np.issubdtype(expected.dtype, np.inexact):
             np.testing.assert_array_equal(array, expected, err_msg=text)
             continue
-        finite = np.isfinite(expected)
-        magnitude = max(1.0, np.abs(expected[finite]).max(initial=0.0))
-        np.testing.assert_allclose(
-            array, expected, rtol=0, atol=size * roundoff * magnitude, err_msg=text
-        )
+        magnitude = max(1.0, np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+        np.testing.assert_allclose(array, expected, rtol=0, atol=rounding * magnitude, err_msg=text)

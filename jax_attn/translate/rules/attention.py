@@ -16,10 +16,7 @@ def attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> str:
-    """Write one call of `jax.nn.dot_product_attention`, on (B, T, N, H).
-
-    A row whose keys are all masked gives the mean of the values there and zeros in torch.
-    """
+    """Write one call of `jax.nn.dot_product_attention`, on (B, T, N, H)."""
     if dropout_p:
         raise NotImplementedError("attention with dropout")
     if query.rank not in (3, 4) or not _one_call(query, key, value, enable_gqa):
@@ -32,6 +29,12 @@ def attention(
         scale=None if scale is None else "scale",
         is_causal=True if is_causal else None,
     )
+    if attn_mask is not None and attn_mask.dtype == "bool":
+        # A row whose keys are all masked is 0 in torch, and the mean of the values in JAX.
+        some = "attn_mask.any(-1, keepdims=True).swapaxes(-3, -2)"
+        if attn_mask.rank == 2:
+            some = "attn_mask.any(-1)[:, None, None]"
+        attended = f"jnp.where({some}, {attended}, 0)"
     return f"{attended}.swapaxes({axes})"
 
 
@@ -72,7 +75,10 @@ def _products(
         scores = f"jnp.where(attn_mask, {scores}, jnp.finfo(query.dtype).min)"
     elif attn_mask is not None:
         scores += " + attn_mask"
-    return f"jax.nn.softmax({scores}) @ {value_}"
+    attended = f"jax.nn.softmax({scores}) @ {value_}"
+    if attn_mask is not None and attn_mask.dtype == "bool":
+        return f"jnp.where(attn_mask.any(-1, keepdims=True), {attended}, 0)"
+    return attended
 
 
 def grouped_mm(self: Array, mat2: Array, offs: Any, bias: Any, out_dtype: Any) -> str:

@@ -65,3 +65,12 @@ def refused(reason: str) -> Any:
         raise NotImplementedError(reason)
 
     return rule
+
+
+def number(value: Any, dtype: str) -> str:
+    """Write a number in the dtype of the tensor that takes it, as torch converts it."""
+    if dtype == "bool":
+        return str(bool(value))
+    if "int" in dtype and not isinstance(value, Size):
+        return str(int(value))
+    return "value"

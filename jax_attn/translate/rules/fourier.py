@@ -32,6 +32,8 @@ def _several(name: str, default: tuple[int, ...] | None) -> Any:
     """Make the rule of a transform along several axes."""
 
     def rule(self: Array, s: Any, dim: Any, norm: str | None) -> str:
+        if name.startswith("irfft") and s is not None and s[-1] == -1:
+            raise NotImplementedError(f"{name} whose last length is that of its input, doubled")
         if s is not None and dim is None:
             dim = tuple(range(-len(s), 0))
         return call(

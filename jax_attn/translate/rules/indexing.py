@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.calls import call, cast, indexed, refused
+from jax_attn.translate.rules.calls import call, cast, indexed, number, refused
 from jax_attn.translate.rules.rule import Array, Rule, Size
+from jax_attn.translate.rules.scattering import SCATTERING, cut
 
 _SELECTS = "the number of elements that a boolean mask selects is unknown before the call"
 
@@ -32,12 +33,13 @@ def index(indices: Sequence[Array | None]) -> str:
 def index_put(self: Array, indices: Sequence[Array | None], values: Array, accumulate: bool) -> str:
     if not _boolean(indices):
         return f"self.at[{_subscript(indices)}].{'add' if accumulate else 'set'}(values)"
-    mask = indices[0]
-    if len(indices) > 1 or mask is None or mask.dtype != "bool":
+    masks = [(axis, each) for axis, each in enumerate(indices) if each is not None]
+    place, mask = masks[0]
+    if len(masks) > 1 or mask.dtype != "bool":
         raise NotImplementedError(_SELECTS)
-    rest = self.rank - mask.rank
-    new, condition = "values", "indices[0]"
-    if values.rank == rest + 1 and values.shape[0] == 1:
+    rest = self.rank - place - mask.rank
+    new, condition = "values", f"indices[{place}]"
+    if not place and values.rank == rest + 1 and values.shape[0] == 1:
         new = "values[0]"
     elif values.rank > rest:
         raise NotImplementedError(_SELECTS)
@@ -52,94 +54,16 @@ def index_select(self: Array, dim: int, index: Array) -> str:
     return f"self[{indexed(dim, self.rank, 'index' if index.rank else 'index[None]')}]"
 
 
-def _cut(name: str, value: Array, index: Array, dim: int | None) -> str:
-    """Slice `value` to the sizes of `index`, which may be smaller."""
-    sizes = [
-        ":" if axis == dim or ours == theirs else f":index.shape[{axis}]"
-        for axis, (ours, theirs) in enumerate(zip(value.shape, index.shape, strict=True))
-    ]
-    while sizes and sizes[-1] == ":":
-        sizes.pop()
-    return f"{name}[{', '.join(sizes)}]" if sizes else name
-
-
 def gather(self: Array, dim: int, index: Array) -> str:
     if self.rank == 0 or index.rank == 0:
         raise NotImplementedError("gather of a tensor without axes")
-    return f"jnp.take_along_axis({_cut('self', self, index, dim % self.rank)}, index, axis={dim})"
+    return f"jnp.take_along_axis({cut('self', self, index, dim % self.rank)}, index, axis={dim})"
 
 
 def take_along_dim(dim: int | None) -> str:
     if dim is None:
         return "self.ravel()[indices.ravel()]"
     return f"jnp.take_along_axis(self, indices, axis={dim})"
-
-
-def _places(self: Array, dim: int, index: Array) -> str:
-    if self.rank == 0 or index.rank == 0:
-        raise NotImplementedError("scatter into a tensor without axes")
-    return "index" if self.rank == 1 else f"along(index, axis={dim})"
-
-
-def _put(self: Array, dim: int, index: Array, method: str, source: str, first: str = "") -> str:
-    at = f".at[{_places(self, dim, index)}]"
-    return f"self{at + first if first else ''}{at}.{method}({source})"
-
-
-_REDUCE = {
-    "add": "add",
-    "sum": "add",
-    "multiply": "multiply",
-    "prod": "multiply",
-    "amax": "max",
-    "amin": "min",
-}
-_SCATTERS = {"mean": "scatter_mean", "amax": "scatter_max", "amin": "scatter_min"}
-
-
-def scatter(self: Array, dim: int, index: Array, src: Array) -> str:
-    return _put(self, dim, index, "set", _cut("src", src, index, None))
-
-
-def scatter_value(self: Array, dim: int, index: Array, value: Any) -> str:
-    return _put(self, dim, index, "set", _number(value, self.dtype))
-
-
-def scatter_with(self: Array, dim: int, index: Array, src: Array, reduce: str) -> str:
-    return scatter_reduce(self, dim, index, src, reduce, True)
-
-
-def scatter_value_with(self: Array, dim: int, index: Array, value: Any, reduce: str) -> str:
-    if self.is_floating and reduce == "multiply":
-        raise NotImplementedError("JAX has no gradient of a product by indices")
-    return _put(self, dim, index, _REDUCE[reduce], _number(value, self.dtype))
-
-
-def scatter_add(self: Array, dim: int, index: Array, src: Array) -> str:
-    return _put(self, dim, index, "add", _cut("src", src, index, None))
-
-
-def scatter_reduce(
-    self: Array, dim: int, index: Array, src: Array, reduce: str, include_self: bool
-) -> str:
-    source = _cut("src", src, index, None)
-    if self.is_floating and reduce in _SCATTERS:
-        places = _places(self, dim, index)
-        return f"{_SCATTERS[reduce]}(self, {places}, {source}, include_self={include_self})"
-    if reduce not in _REDUCE or (self.is_floating and _REDUCE[reduce] == "multiply"):
-        raise NotImplementedError(f"JAX has no gradient of the {reduce} by indices")
-    if not include_self and _REDUCE[reduce] != "add":
-        raise NotImplementedError(f"scatter_reduce by {reduce} without the values replaced")
-    return _put(self, dim, index, _REDUCE[reduce], source, first="" if include_self else ".set(0)")
-
-
-def _number(value: Any, dtype: str) -> str:
-    """Write a number in the dtype of the tensor that takes it, as torch converts it."""
-    if dtype == "bool":
-        return str(bool(value))
-    if "int" in dtype and not isinstance(value, Size):
-        return str(int(value))
-    return "value"
 
 
 def _row(dim: int, self: Array, index: Array) -> str:
@@ -163,7 +87,7 @@ def index_fill(self: Array, dim: int, index: Array, value: Any) -> str:
     if self.rank == 0:
         raise NotImplementedError("index_fill of a tensor without axes")
     new = (
-        cast("value", value, self.dtype) if isinstance(value, Array) else _number(value, self.dtype)
+        cast("value", value, self.dtype) if isinstance(value, Array) else number(value, self.dtype)
     )
     return f"self.at[{_row(dim, self, index)}].set({new})"
 
@@ -211,13 +135,13 @@ def fill(self: Array, value: Any) -> str:
         return f"jnp.{'ones' if value else 'zeros'}_like(self)"
     if isinstance(value, Array):
         return f"jnp.full_like(self, {cast('value', value, self.dtype)})"
-    return f"jnp.full_like(self, {_number(value, self.dtype)})"
+    return f"jnp.full_like(self, {number(value, self.dtype)})"
 
 
 def masked_fill(self: Array, value: Any) -> str:
     if isinstance(value, Array):
         return f"jnp.where(mask, {cast('value', value, self.dtype)}, self)"
-    return f"jnp.where(mask, {_number(value, self.dtype)}, self)"
+    return f"jnp.where(mask, {number(value, self.dtype)}, self)"
 
 
 def embedding(padding_idx: Any, scale_grad_by_freq: bool) -> str:
@@ -323,13 +247,23 @@ def bucketize(right: bool) -> str:
     return _search("boundaries", 1, "self", "right" if right else "left")
 
 
-def histc(self: Array, min: Any, max: Any) -> str:
+def histc(min: Any, max: Any) -> str:
     if min == max:
         raise NotImplementedError("histc between the smallest and the largest value")
-    return f"jnp.histogram(self, bins, (min, max))[0].astype(jnp.{self.dtype})"
+    return "jnp.histogram(self, bins, (min, max))[0].astype(self.dtype)"
+
+
+def isin(elements: str, among: str) -> Any:
+    """Make the rule of an overload, whose arguments are named by what they are."""
+
+    def rule(invert: bool) -> str:
+        return call("jnp.isin", elements, among, invert=True if invert else None)
+
+    return rule
 
 
 INDEXING: dict[str, Rule] = {
+    **SCATTERING,
     "aten.index.Tensor": index,
     "aten._unsafe_index.Tensor": index,
     "aten.index_put.default": index_put,
@@ -338,12 +272,6 @@ INDEXING: dict[str, Rule] = {
     "aten.gather.default": gather,
     "aten.take.default": "self.ravel()[index]",
     "aten.take_along_dim.default": take_along_dim,
-    "aten.scatter.src": scatter,
-    "aten.scatter.value": scatter_value,
-    "aten.scatter.reduce": scatter_with,
-    "aten.scatter.value_reduce": scatter_value_with,
-    "aten.scatter_add.default": scatter_add,
-    "aten.scatter_reduce.two": scatter_reduce,
     "aten.index_add.default": index_add,
     "aten.index_copy.default": index_copy,
     "aten.index_fill.int_Scalar": index_fill,
@@ -376,6 +304,22 @@ INDEXING: dict[str, Rule] = {
     "aten.bucketize.Tensor": bucketize,
     "aten.bucketize.Scalar": bucketize,
     "aten.histc.default": histc,
+    "aten.isin.Tensor_Tensor": isin("elements", "test_elements"),
+    "aten.isin.Tensor_Scalar": isin("elements", "test_element"),
+    "aten.isin.Scalar_Tensor": isin("element", "test_elements"),
+    "aten.nonzero_static.default": (
+        "jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), axis=-1)"
+    ),
+    "aten.zero.default": "jnp.zeros_like(self)",
+    **dict.fromkeys(
+        (
+            "aten._unique2.default",
+            "aten.unique_consecutive.default",
+            "aten.unique_dim.default",
+            "aten.unique_dim_consecutive.default",
+        ),
+        refused("the number of distinct values is unknown before the call"),
+    ),
     "aten.nonzero.default": refused("the number of elements that are not zero is unknown"),
     "aten.masked_select.default": refused(_SELECTS),
     "aten.bincount.default": refused("the length of bincount is the largest value"),

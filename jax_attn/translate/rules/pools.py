@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.calls import call, known, refused, spread
+from jax_attn.translate.rules.calls import call, known, number, refused, spread
 from jax_attn.translate.rules.rule import Array, Rule, Size
 
 
@@ -159,12 +159,21 @@ def adaptive_avg_pool(self: Array, out: Array, output_size: Any) -> str:
         return "self"
     if all(end == 1 for end in ends):
         return f"self.mean({-1 if axes == 1 else tuple(range(-axes, 0))}, keepdims=True)"
-    whole = all(isinstance(n, int) for n in (*sizes, *ends))
-    if whole and all(size % end == 0 for size, end in zip(sizes, ends, strict=True)):
-        parts = ", ".join(f"{end}, {size // end}" for size, end in zip(sizes, ends, strict=True))
+    if kernel := _even(sizes, ends):
+        parts = ", ".join(f"{end}, {width}" for end, width in zip(ends, kernel, strict=True))
         over = tuple(range(1 - 2 * axes, 0, 2))
         return f"self.reshape(*self.shape[:-{axes}], {parts}).mean({over if axes > 1 else -1})"
     return f"adaptive_avg_pool(self, {_targets(out, axes)})"
+
+
+def _even(sizes: Sequence[int | Size], ends: Sequence[int | Size]) -> tuple[int, ...] | None:
+    """Return the widths of the windows if all are as wide and none overlap."""
+    pairs = [
+        (size, end)
+        for size, end in zip(sizes, ends, strict=True)
+        if isinstance(size, int) and isinstance(end, int) and size % end == 0
+    ]
+    return tuple(size // end for size, end in pairs) if len(pairs) == len(sizes) else None
 
 
 def _targets(out: Array, axes: int) -> str:
@@ -179,9 +188,7 @@ def _targets(out: Array, axes: int) -> str:
 def adaptive_max_pool(self: Array, out: Any, output_size: Any) -> str | tuple[str, str]:
     axes = len(output_size)
     sizes, ends = self.shape[-axes:], out[0].shape[-axes:]
-    whole = all(isinstance(n, int) for n in (*sizes, *ends))
-    if whole and all(size % end == 0 for size, end in zip(sizes, ends, strict=True)):
-        kernel = tuple(size // end for size, end in zip(sizes, ends, strict=True))
+    if kernel := _even(sizes, ends):
         windows = (kernel, kernel, (1,) * axes, [(0, 0)] * axes)
         return (
             _reduced(self.rank, "-jnp.inf", "max", windows),
@@ -223,15 +230,12 @@ def padded(self: Array, pad: Any, mode: str, value: Any) -> str:
         if not any(isinstance(n, Size) or n for n in pad):
             return source
     filled = mode == "constant" and value not in (None, 0)
-    number = "value"
-    if filled and not self.is_floating:
-        number = str(bool(value)) if self.dtype == "bool" else str(int(value))
     return call(
         "jnp.pad",
         source,
         _widths(self.rank, pad),
         mode=modes[mode],
-        constant_values=number if filled else None,
+        constant_values=number(value, self.dtype) if filled else None,
     )
 
 
@@ -261,6 +265,8 @@ def im2col(kernel_size: Any, dilation: Any, padding: Any, stride: Any, self: Arr
         str(spread(stride, 2)),
         str(tuple((p, p) for p in spread(padding, 2))),
         rhs_dilation=None if dilated == (1, 1) else dilated,
+        # The patches are a convolution, which would round them on an accelerator.
+        precision="jax.lax.Precision.HIGHEST",
     )
     height, width = spread(kernel_size, 2)
     channels = known(self.shape[-3:-2], "the number of channels")[0] * height * width

@@ -33,8 +33,11 @@ RANDOM: dict[str, Rule] = {
     **dict.fromkeys(
         (
             "aten.bernoulli.default",
+            "aten.bernoulli.Tensor",
             "aten.bernoulli.p",
+            "aten.exponential.default",
             "aten.multinomial.default",
+            "aten.normal_functional.default",
             "aten.rand.default",
             "aten.rand_like.default",
             "aten.randint.default",
@@ -42,6 +45,7 @@ RANDOM: dict[str, Rule] = {
             "aten.randn.default",
             "aten.randn_like.default",
             "aten.randperm.default",
+            "aten.uniform.default",
         ),
         _DRAWS,
     ),

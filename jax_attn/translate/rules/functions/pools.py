@@ -94,7 +94,7 @@ def adaptive_avg_pool(x: Array, sizes: tuple[int, ...]) -> Array:
         place = jnp.arange(x.shape[axis])
         inside = (starts[:, None] <= place) & (place < ends[:, None])
         weights = (inside / inside.sum(-1, keepdims=True)).astype(x.dtype)
-        x = jnp.moveaxis(jnp.tensordot(x, weights, (axis, 1)), -1, axis)
+        x = jnp.moveaxis(jnp.tensordot(x, weights, (axis, 1), precision="highest"), -1, axis)
     return x
 
 

@@ -1,14 +1,12 @@
 """Recurrent layers. A cell takes `x @ w_ih.T + b_ih`, for all steps of a layer are made at once."""
 
-from collections.abc import Callable, Sequence
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 
 def lstm_cell(
-    x: Array, state: Sequence[Array], w_hh: Array, b_hh: Array | None, w_hr: Array | None = None
+    x: Array, state: tuple[Array, ...], w_hh: Array, b_hh: Array | None, w_hr: Array | None = None
 ) -> tuple[Array, Array]:
     """Return the next hidden and cell states of (hidden, cell)."""
     hidden, cell = state
@@ -21,7 +19,7 @@ def lstm_cell(
     return (hidden if w_hr is None else hidden @ w_hr.T), cell
 
 
-def gru_cell(x: Array, state: Sequence[Array], w_hh: Array, b_hh: Array | None) -> tuple[Array]:
+def gru_cell(x: Array, state: tuple[Array, ...], w_hh: Array, b_hh: Array | None) -> tuple[Array]:
     """Return the next hidden state of (hidden,)."""
     (hidden,) = state
     gates = hidden @ w_hh.T
@@ -35,7 +33,7 @@ def gru_cell(x: Array, state: Sequence[Array], w_hh: Array, b_hh: Array | None) 
 
 
 def rnn_tanh_cell(
-    x: Array, state: Sequence[Array], w_hh: Array, b_hh: Array | None
+    x: Array, state: tuple[Array, ...], w_hh: Array, b_hh: Array | None
 ) -> tuple[Array]:
     """Return the next hidden state of (hidden,)."""
     gate = x + state[0] @ w_hh.T
@@ -43,7 +41,7 @@ def rnn_tanh_cell(
 
 
 def rnn_relu_cell(
-    x: Array, state: Sequence[Array], w_hh: Array, b_hh: Array | None
+    x: Array, state: tuple[Array, ...], w_hh: Array, b_hh: Array | None
 ) -> tuple[Array]:
     """Return the next hidden state of (hidden,)."""
     gate = x + state[0] @ w_hh.T
@@ -51,10 +49,10 @@ def rnn_relu_cell(
 
 
 def recurrent(
-    cell: Callable[..., tuple[Array, ...]],
+    cell,
     x: Array,
-    states: Sequence[Array],
-    weights: Sequence[Array],
+    states: tuple[Array, ...],
+    weights: tuple[Array, ...],
     num_layers: int = 1,
     bidirectional: bool = False,
     biases: bool = True,
@@ -80,17 +78,21 @@ def recurrent(
         x = x.swapaxes(0, 1)
     directions = 2 if bidirectional else 1
     each = len(weights) // (num_layers * directions)
-    last = []
+    last: list[tuple[Array, ...]] = []
     for layer in range(num_layers):
-        outputs = []
+        outputs: list[Array] = []
         for direction in range(directions):
             run = layer * directions + direction
             w_ih, w_hh, *rest = weights[run * each : (run + 1) * each]
-            b_ih, b_hh, *rest = rest if biases else (None, None, *rest)
-            inputs = x @ w_ih.T if b_ih is None else x @ w_ih.T + b_ih
+            inputs = x @ w_ih.T + rest[0] if biases else x @ w_ih.T
+            others = (w_hh, *rest[1:]) if biases else (w_hh, None, *rest)
 
-            def step(state: tuple[Array, ...], x: Array, rest=(w_hh, b_hh, *rest)) -> tuple:
-                state = cell(x, state, *rest)
+            def step(
+                state: tuple[Array, ...],
+                x: Array,
+                others: tuple[Array | None, ...] = others,
+            ) -> tuple[tuple[Array, ...], Array]:
+                state = cell(x, state, *others)
                 return state, state[0]
 
             first = tuple(state[run] for state in states)

@@ -1,7 +1,5 @@
 """Resizing images, and sampling them by a grid."""
 
-import itertools
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -50,7 +48,7 @@ def resize(
         for tap, weight in taps.items():
             column = jnp.clip(first.astype(int) + tap, 0, have - 1)
             weights = weights.at[jnp.arange(size), column].add(weight)
-        x = jnp.moveaxis(jnp.tensordot(x, weights, (axis, 1)), -1, axis)
+        x = jnp.moveaxis(jnp.tensordot(x, weights, (axis, 1), precision="highest"), -1, axis)
     return x
 
 
@@ -83,11 +81,11 @@ def grid_sample(
         places.append(place)
     firsts = [jnp.round(place) if nearest else jnp.floor(place) for place in places]
     out = jnp.zeros((), x.dtype)
-    for corner in itertools.product((0,) if nearest else (0, 1), repeat=len(sizes)):
+    for corner in range(1 if nearest else 2 ** len(sizes)):
         weight = jnp.ones((), x.dtype)
         index = []
-        for size, place, first, step in zip(sizes, places, firsts, corner, strict=True):
-            at = first + step
+        for axis, (size, place, first) in enumerate(zip(sizes, places, firsts, strict=True)):
+            at = first + (corner >> axis & 1)
             if not nearest:
                 weight = weight * (1 - jnp.abs(place - at))
             weight = jnp.where((at >= 0) & (at < size), weight, 0)

@@ -10,7 +10,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from jax_attn.translate.exported import Exported
-from jax_attn.translate.frames import forward_frame, frames
+from jax_attn.translate.frames import Frame, forward_frame, frames
 from jax_attn.translate.marks import MARK, named_leaves, read, with_leaves
 from jax_attn.translate.problems import TranslationError, Unsupported
 from jax_attn.translate.sizes import Sizes
@@ -248,6 +248,7 @@ def _tree(export: Exported, reference: torch.nn.Module) -> Call:
     modules = dict(reference.named_modules(remove_duplicate=False))
     first = {id(module): name for name, module in reference.named_modules()}
     root = Call("", reference, 0)
+    callers: dict[Call, tuple[Frame, ...]] = {}
     # The calls that are open, each with its number in the marks.
     stack: list[tuple[int, Call]] = []
     outside: list[Node] = []
@@ -280,11 +281,12 @@ def _tree(export: Exported, reference: torch.nn.Module) -> Call:
             call.is_foreign = around.is_foreign or not is_below(call.path, around.path)
             around.steps.append(call)
         call.arguments = tree
-        call.depth = len(frames(node))
+        callers[call] = frames(node)
         stack.append((number, call))
     # What brings views up to date for the program's outputs runs after the reference returned.
     root.steps += [node for node in outside if not is_size(node) and not does_nothing(node)]
-    _find_forward(root)
+    for call in [root, *callers]:
+        _find_forward(call, callers)
     return root
 
 
@@ -294,17 +296,14 @@ def _value(node: Any) -> Any:
     return node if is_size(node) else resolved(node)
 
 
-def _find_forward(call: Call) -> None:
-    """Count the frames down to forward's own, beyond those of decorators."""
-    outside = call.depth
+def _find_forward(call: Call, callers: Mapping[Call, tuple[Frame, ...]]) -> None:
+    """Count the frames down to forward's own, those of decorators too."""
+    outside = call.depth = len(callers[call])
     for step in call.steps:
-        if isinstance(step, Call):
-            _find_forward(step)
-    for node in call.nodes():
-        stack = frames(node)
-        if len(stack) > outside:
+        stack = callers[step] if isinstance(step, Call) else frames(step)
+        if stack[:outside] == callers[call] and len(stack) > outside:
             call.depth = forward_frame(call.module.forward, stack, outside)
-            break
+            return
 
 
 def _erase_marks(program: ExportedProgram) -> None:
@@ -364,11 +363,15 @@ def _lives(node: Node) -> bool:
 
 
 def _drop_erased(call: Call) -> None:
-    """Leave out what nobody reads."""
-    call.steps = [step for step in call.steps if isinstance(step, Call) or _lives(step)]
+    """Leave out what nobody reads, and calls in which nothing runs, such as dropout's."""
     for step in call.steps:
         if isinstance(step, Call):
             _drop_erased(step)
+    call.steps = [
+        step
+        for step in call.steps
+        if (next(step.nodes(), None) is not None if isinstance(step, Call) else _lives(step))
+    ]
     call.arguments = with_leaves(
         call.arguments, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf
     )

@@ -112,7 +112,8 @@ def _is_same(here: Any, there: Any) -> bool:
     """Return whether two values have one dtype and one shape; no condition on a size is made."""
     if not isinstance(here, torch.Tensor) or not isinstance(there, torch.Tensor):
         return False
-    return here.dtype == there.dtype and list(map(str, here.shape)) == list(map(str, there.shape))
+    shapes = [list(map(str, value.shape)) for value in (here, there)]
+    return here.dtype is there.dtype and shapes[0] == shapes[1]
 
 
 def does_nothing(node: Node) -> bool:
@@ -121,7 +122,8 @@ def does_nothing(node: Node) -> bool:
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     if name in _DROPOUTS:
-        return node.args[2] is False or node.args[1] == 0
+        _, probability, is_training = node.args
+        return is_training is False or probability in (0, 0.0)
     return name in _NOTHING and _is_same(node.meta.get("val"), node.args[0].meta.get("val"))
 
 
@@ -351,11 +353,11 @@ def _connect(
     for child in call.steps:
         if not isinstance(child, Call):
             continue
-        own = set(child.nodes())
+        below = set(child.nodes())
         used = set(used_outside)
-        for node in inside - own:
+        for node in inside - below:
             used.update(operands(node))
-        _connect(child, state, constants, used & own)
+        _connect(child, state, constants, used & below)
 
 
 def _lives(node: Node) -> bool:

@@ -122,7 +122,7 @@ def does_nothing(node: Node) -> bool:
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     if name in _DROPOUTS:
-        _, probability, is_training = node.args
+        _, probability, is_training = (*node.args, *node.kwargs.values())
         return is_training is False or probability in (0, 0.0)
     return name in _NOTHING and _is_same(node.meta.get("val"), node.args[0].meta.get("val"))
 

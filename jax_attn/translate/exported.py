@@ -81,7 +81,10 @@ def exported(
     """
     args, kwargs = _apart((inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs)))
     dynamic = dynamic or {}
-    arguments = bound(reference.forward, args, kwargs)
+    try:
+        arguments = bound(reference.forward, args, kwargs)
+    except TypeError as error:
+        raise TranslationError([Unsupported("input", "inputs", str(error))]) from error
     problems = cache_problems(arguments) + size_problems(arguments, dynamic)
     if problems:
         raise TranslationError(problems)

@@ -333,6 +333,12 @@ def test_cache_as_an_input_is_refused():
     assert (problem.kind, problem.operator) == ("input", "past")
 
 
+def test_input_that_forward_does_not_take_is_refused():
+    with pytest.raises(TranslationError) as caught:
+        tree(Cached(), x=X, future=X)
+    assert kinds(caught.value.problems) == ["input"]
+
+
 # -- what cannot be translated
 
 

@@ -11,7 +11,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from jax_attn.translate.exported import Exported
-from jax_attn.translate.frames import forward_frame, frames
+from jax_attn.translate.frames import Frame, forward_frame, frames
 from jax_attn.translate.marks import MARK, named_leaves, read, with_leaves
 from jax_attn.translate.problems import TranslationError, Unsupported
 from jax_attn.translate.sizes import Sizes
@@ -124,7 +124,8 @@ def _is_same(here: Any, there: Any) -> bool:
     """Return whether two values have one dtype and one shape; no condition on a size is made."""
     if not isinstance(here, torch.Tensor) or not isinstance(there, torch.Tensor):
         return False
-    return here.dtype == there.dtype and list(map(str, here.shape)) == list(map(str, there.shape))
+    shapes = [list(map(str, value.shape)) for value in (here, there)]
+    return here.dtype is there.dtype and shapes[0] == shapes[1]
 
 
 def does_nothing(node: Node) -> bool:
@@ -133,7 +134,8 @@ def does_nothing(node: Node) -> bool:
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False
     if name in _DROPOUTS:
-        return node.args[2] is False or node.args[1] == 0
+        _, probability, is_training = (*node.args, *node.kwargs.values())
+        return is_training is False or probability in (0, 0.0)
     return name in _NOTHING and _is_same(node.meta.get("val"), node.args[0].meta.get("val"))
 
 
@@ -279,6 +281,7 @@ def _tree(export: Exported, reference: torch.nn.Module) -> Call:
     modules = dict(reference.named_modules(remove_duplicate=False))
     first = {id(module): name for name, module in reference.named_modules()}
     root = Call("", reference, 0)
+    callers: dict[Call, tuple[Frame, ...]] = {}
     # The calls that are open, each with its number in the marks.
     stack: list[tuple[int, Call]] = []
     outside: list[Node] = []
@@ -311,11 +314,12 @@ def _tree(export: Exported, reference: torch.nn.Module) -> Call:
             call.is_foreign = around.is_foreign or not is_below(call.path, around.path)
             around.steps.append(call)
         call.arguments = tree
-        call.depth = len(frames(node))
+        callers[call] = frames(node)
         stack.append((number, call))
     # What brings views up to date for the program's outputs runs after the reference returned.
     root.steps += [node for node in outside if not is_size(node) and not does_nothing(node)]
-    _find_forward(root)
+    for call in [root, *callers]:
+        _find_forward(call, callers)
     return root
 
 
@@ -325,17 +329,14 @@ def _value(node: Any) -> Any:
     return node if is_size(node) else resolved(node)
 
 
-def _find_forward(call: Call) -> None:
-    """Count the frames down to forward's own, beyond those of decorators."""
-    outside = call.depth
+def _find_forward(call: Call, callers: Mapping[Call, tuple[Frame, ...]]) -> None:
+    """Count the frames down to forward's own, those of decorators too."""
+    outside = call.depth = len(callers[call])
     for step in call.steps:
-        if isinstance(step, Call):
-            _find_forward(step)
-    for node in call.nodes():
-        stack = frames(node)
-        if len(stack) > outside:
+        stack = callers[step] if isinstance(step, Call) else frames(step)
+        if stack[:outside] == callers[call] and len(stack) > outside:
             call.depth = forward_frame(call.module.forward, stack, outside)
-            break
+            return
 
 
 def _erase_marks(program: ExportedProgram) -> None:
@@ -383,11 +384,11 @@ def _connect(
     for child in call.steps:
         if not isinstance(child, Call):
             continue
-        own = set(child.nodes())
+        below = set(child.nodes())
         used = set(used_outside)
-        for node in inside - own:
+        for node in inside - below:
             used.update(operands(node))
-        _connect(child, state, constants, used & own)
+        _connect(child, state, constants, used & below)
     call.given = {_name_below(call, name, node): node for name, node in call.given.items()}
 
 
@@ -407,11 +408,15 @@ def _lives(node: Node) -> bool:
 
 
 def _drop_erased(call: Call) -> None:
-    """Leave out what nobody reads."""
-    call.steps = [step for step in call.steps if isinstance(step, Call) or _lives(step)]
+    """Leave out what nobody reads, and calls in which nothing runs, such as dropout's."""
     for step in call.steps:
         if isinstance(step, Call):
             _drop_erased(step)
+    call.steps = [
+        step
+        for step in call.steps
+        if (next(step.nodes(), None) is not None if isinstance(step, Call) else _lives(step))
+    ]
     call.arguments = with_leaves(
         call.arguments, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf
     )

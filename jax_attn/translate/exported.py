@@ -2,7 +2,6 @@
 
 import inspect
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from torch.export import ExportedProgram
 from jax_attn.translate.copies import replace_copies
 from jax_attn.translate.frames import reference_frames
 from jax_attn.translate.marks import Marks, bound, marked
-from jax_attn.translate.private import whole_stacks
+from jax_attn.translate.private import seeing_all
 from jax_attn.translate.problems import TranslationError, Unsupported
-from jax_attn.translate.refusals import cache_problems, refusal
+from jax_attn.translate.refusals import cache_problems, refusal, silence
 from jax_attn.translate.regions import inline_regions
 from jax_attn.translate.sizes import Dynamic, shapes_of, size_problems
 
@@ -82,13 +81,15 @@ def exported(
     """
     args, kwargs = _apart((inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs)))
     dynamic = dynamic or {}
-    arguments = bound(reference.forward, args, kwargs)
+    try:
+        arguments = bound(reference.forward, args, kwargs)
+    except TypeError as error:
+        raise TranslationError([Unsupported("input", "inputs", str(error))]) from error
     problems = cache_problems(arguments) + size_problems(arguments, dynamic)
     if problems:
         raise TranslationError(problems)
     start = time.perf_counter()
-    with warnings.catch_warnings(), unchanged(reference), torch.enable_grad():
-        warnings.simplefilter("ignore")
+    with unchanged(reference), torch.enable_grad(), silence():
         reference.eval()
         options: dict[str, Any] = {
             "args": args,
@@ -97,13 +98,13 @@ def exported(
             "strict": False,
         }
         try:
-            with marked(reference) as marks, whole_stacks(reference_frames):
+            with marked(reference) as marks, seeing_all(reference_frames):
                 program = torch.export.export(reference, **options)
-            hidden = inline_regions(program)
-            program = program.run_decompositions({})
-            replace_copies(program)
         except Exception as error:
             raise refusal(error, reference, options) from error
+        hidden = inline_regions(program)
+        program = program.run_decompositions({})
+        replace_copies(program)
     seconds = time.perf_counter() - start
     return Exported(program, marks, dynamic, tuple(hidden), seconds)
 

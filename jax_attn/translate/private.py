@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from torch._logging import structured
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental import symbolic_shapes
@@ -29,20 +30,22 @@ class Guard(NamedTuple):
     Attributes:
       expression: the condition, of sympy.
       is_python: whether the reference's own source asked for it, in place of an operator of torch.
+      asked_by: the function that asked for it.
       file, line: the place in the reference's source.
     """
 
     expression: Any
     is_python: bool
+    asked_by: str
     file: str
     line: int
 
 
 @contextmanager
-def whole_stacks(kept: Callable[[Stack], Stack]) -> Iterator[None]:
-    """Let torch.export record with each operator the frames that `kept` keeps, not forward alone.
+def seeing_all(kept: Callable[[Stack], Stack]) -> Iterator[None]:
+    """Let torch.export see what it leaves out: helpers' frames, and regions of `inference_mode`.
 
-    The conditions on sizes get the innermost of these frames as their place.
+    Each operator has the frames that `kept` keeps, each condition on sizes the innermost of these.
     """
 
     def record(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
@@ -51,20 +54,30 @@ def whole_stacks(kept: Callable[[Stack], Stack]) -> Iterator[None]:
     original = symbolic_shapes.ShapeEnv._get_sloc
 
     def place(environment: Any, framework_loc: str | None = None) -> Any:
-        found = original(environment, framework_loc)
-        walked = traceback.walk_stack(sys._getframe())
-        stack = kept(
-            [
-                traceback.FrameSummary(
-                    frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False
-                )
-                for frame, line in walked
-            ][::-1]
-        )
-        user: Any = stack[-1] if stack else None
-        return type(found)(found.framework_loc, user)
+        stack = [
+            traceback.FrameSummary(
+                frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False
+            )
+            for frame, line in traceback.walk_stack(sys._getframe(1))
+        ]
+        ignored = symbolic_shapes.uninteresting_files()
+        asked = next((frame for frame in stack if frame.filename not in ignored), None)
+        kept_frames = kept(stack[::-1])
+        user: Any = kept_frames[-1] if kept_frames else None
+        return type(original(environment, framework_loc))(framework_loc or asked, user)
 
+    def enter(region: Any) -> None:
+        region._outside = torch.is_grad_enabled()
+        torch.set_grad_enabled(not region.mode and region._outside)
+
+    def leave(region: Any, *error: Any) -> None:
+        torch.set_grad_enabled(region._outside)
+
+    # An inference region is no region to torch.export: let it be one without gradients.
+    inference = torch.inference_mode
     with ExitStack() as patches:
+        patches.enter_context(patch.object(inference, "__enter__", enter))
+        patches.enter_context(patch.object(inference, "__exit__", leave))
         patches.enter_context(patch.object(_ModuleStackTracer, "_filter_traceback_frames", record))
         patches.enter_context(patch.object(symbolic_shapes.ShapeEnv, "_get_sloc", place))
         yield
@@ -84,7 +97,7 @@ def _guard(guard: Any) -> Guard:
     framework, user = guard.sloc.framework_loc, guard.sloc.maybe_user_loc
     asked = (getattr(framework, "filename", None), getattr(framework, "lineno", None))
     place = (getattr(user, "filename", ""), getattr(user, "lineno", None) or 0)
-    return Guard(guard.expr, asked == place, *place)
+    return Guard(guard.expr, asked == place, getattr(framework, "name", ""), *place)
 
 
 def expression(size: Any) -> Any:
@@ -102,6 +115,20 @@ def printed(value: Any) -> str:
 def unbacked(node: Node) -> bool:
     """Return whether an operator makes a size that depends on the values of a tensor."""
     return bool(node.meta.get("unbacked_bindings"))
+
+
+def drafted(program: ExportedProgram) -> list[tuple[str, str, list[tuple[str, int]]]]:
+    """Return what a draft of an export went past: the kind, what of, and the files and lines."""
+    report: Any = program._report  # type: ignore[attr-defined]
+    # The report lists only files that no earlier trace of this process has numbered.
+    files = {number: file for file, number in structured.INTERN_TABLE.items()}
+    found = []
+    for failure in report.failures:
+        stack = failure.data.get("user_stack") or failure.data.get("stack") or []
+        places = [(files.get(frame["filename"], ""), int(frame["line"])) for frame in stack]
+        subject = failure.data.get("expr") or failure.data.get("op") or ""
+        found.append((failure.failure_type.name, str(subject), places))
+    return found
 
 
 def keep(operator: torch._ops.OpOverload) -> None:

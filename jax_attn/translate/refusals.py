@@ -1,22 +1,29 @@
 """What torch.export refuses, in plain words, with the line of the reference's source."""
 
+import linecache
+import logging
+import os
 import re
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
 
 from jax_attn.translate.frames import is_reference
 from jax_attn.translate.marks import named_leaves
+from jax_attn.translate.private import drafted
 from jax_attn.translate.problems import TranslationError, Unsupported
+
+_VALUE = "Python code branches on, or sizes an array by, the value of a tensor"
 
 # What torch's message contains, and what it means to the module's author.
 _WORDS = (
     (
         r"data-dependent|GuardOnDataDependent|unbacked",
-        "Python code branches on, or sizes an array by, the value of a tensor",
+        _VALUE,
     ),
     (
         r"fake tensor in the exported program",
@@ -48,7 +55,8 @@ def refusal(
     error: Exception, reference: torch.nn.Module, options: Mapping[str, Any]
 ) -> TranslationError:
     """Return the error that says what torch.export refuses, with what else `draft_export` finds."""
-    return TranslationError([_told(error), *_drafted(reference, options)])
+    first = _told(error)
+    return TranslationError([first, *_drafted(reference, options, first)])
 
 
 def _told(error: BaseException) -> Unsupported:
@@ -63,7 +71,7 @@ def _told(error: BaseException) -> Unsupported:
         found = traceback.extract_tb(cause.__traceback__)
         stack = [frame for frame in found if is_reference(frame.filename)] or stack
         cause = cause.__cause__ or cause.__context__
-    kind = "data-dependent size" if words and "value of a tensor" in words else "export"
+    kind = "data-dependent size" if words == _VALUE else "export"
     if not stack:
         return Unsupported(kind, "torch.export", reason)
     last = stack[-1]
@@ -72,31 +80,46 @@ def _told(error: BaseException) -> Unsupported:
     )
 
 
-def _drafted(reference: torch.nn.Module, options: Mapping[str, Any]) -> list[Unsupported]:
-    """Return the problems that `draft_export` goes past, without those that are no problem here."""
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep torch.export from printing: what it would say is in its errors."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), open(os.devnull, "w") as nowhere:
             warnings.simplefilter("ignore")
-            program = torch.export.draft_export(reference, **options)
-        failures = program._report.failures  # type: ignore[attr-defined]
+            with redirect_stdout(nowhere), redirect_stderr(nowhere):
+                yield
+    finally:
+        logging.disable(disabled)
+
+
+def _drafted(
+    reference: torch.nn.Module, options: Mapping[str, Any], known: Unsupported
+) -> list[Unsupported]:
+    """Return the problems that `draft_export` goes past, each place once."""
+    try:
+        with silence():
+            found = drafted(torch.export.draft_export(reference, **options))
     except Exception:
         # A module that even a draft cannot take: the first refusal is all that there is to say.
         return []
     problems = []
-    for failure in failures:
-        if failure.failure_type.name == "GUARD_ADDED":
+    seen = {(known.file, known.line)}
+    for kind, subject, places in found:
+        place = next((each for each in reversed(places) if is_reference(each[0])), ("", 0))
+        if kind == "GUARD_ADDED" or place in seen:
             continue
-        frames = list(failure.data.get("user_stack") or failure.data.get("stack") or ())
-        reason = failure.failure_type.name.lower().replace("_", " ")
-        asked = failure.data.get("expr") or failure.data.get("op")
-        problems.append(_failure(f"{reason}: {asked}", frames))
+        seen.add(place)
+        is_value = kind == "DATA_DEPENDENT_ERROR"
+        words = _VALUE if is_value else kind.lower().replace("_", " ")
+        problems.append(
+            Unsupported(
+                "data-dependent size" if is_value else "export",
+                "torch.export",
+                f"{words} ({subject})",
+                *place,
+                linecache.getline(*place).strip(),
+            )
+        )
     return problems
-
-
-def _failure(reason: str, frames: list[Any]) -> Unsupported:
-    for frame in reversed(frames):
-        file = getattr(frame, "filename", None)
-        if isinstance(file, str) and is_reference(file):
-            line = (frame.line or "").strip()
-            return Unsupported("export", "torch.export", reason, file, frame.lineno, line)
-    return Unsupported("export", "torch.export", reason)

@@ -76,6 +76,7 @@ class _Inliner:
             elif node.target in (SET_GRAD, AUTOCAST):
                 self._replace(node)
             elif node.op == "call_function":
+                _detach_anew(node)
                 self.gradients.follow(node)
 
     def _replace(self, node: Node) -> None:
@@ -132,6 +133,7 @@ class _Inliner:
         )
         made = self.graph.create_node("call_function", step.target, args, kwargs)
         made.meta = dict(step.meta)
+        _detach_anew(made)
         self.gradients.follow(made, is_quiet=not has_grad)
         return made
 
@@ -150,6 +152,12 @@ class _Inliner:
             self.gradients.follow(detached)
             self.detached[value] = detached
         return self.detached[value]
+
+
+def _detach_anew(node: Node) -> None:
+    """Detach out of place: a functional graph forgets `detach_`, and who reads it comes after."""
+    if node.target is torch.ops.aten.detach_.default:
+        node.target = _DETACH
 
 
 def _is_real(node: Node) -> bool:

@@ -82,8 +82,10 @@ class Sizes:
 
     Attributes:
       names: the name of each symbol of the graph.
-      fixed: the sizes that the export fixed, or two of which it made one.
-      limits: the sizes for which alone the export is valid, each with the line that says so.
+      fixed: the sizes that the export fixed, two that it made one, and those on which Python code
+        branched: one branch alone is in the graph.
+      limits: sizes that torch itself refuses, or may: a table of positions that ends, a reshape in
+        pairs, a check in forward that raises; each with its line.
     """
 
     def __init__(
@@ -113,16 +115,17 @@ class Sizes:
         else:
             self._symbols[symbol] = sympy.Symbol(size, integer=True, positive=True)
             return
-        reasons = [
-            guard
-            for guard in guards
-            if isinstance(guard.expression, sympy.Eq) and values & set(guard.expression.args)
+        equal = [guard for guard in guards if isinstance(guard.expression, sympy.Eq)]
+        # The symbol of a size that is fixed is gone; it stands in the condition that fixed it.
+        reasons = [guard for guard in equal if values & set(guard.expression.args)] or [
+            guard for guard in equal if guard.expression.free_symbols - set(self._symbols)
         ]
-        guard = reasons[0] if reasons else None
-        self.fixed.append(_problem(place, held, guard))
+        self.fixed.append(_problem(place, held, reasons[0] if reasons else None))
 
     def _limit(self, guard: Guard) -> None:
         """Tell of sizes at which a condition does not hold."""
+        if not guard.is_python and _is_of_layout(guard):
+            return
         symbols = sorted(guard.expression.free_symbols & set(self._symbols), key=str)
         if not symbols or guard.expression.free_symbols - set(symbols):
             return
@@ -133,9 +136,16 @@ class Sizes:
                     f"{self.names[str(symbol)]} = {value}"
                     for symbol, value in zip(symbols, values, strict=True)
                 )
-                said = f"holds for {self.written(guard.expression)} only, not for {example}"
+                said = f"the graph is valid if {self.written(guard.expression)}, not at {example}"
                 names = ", ".join(self.names[str(symbol)] for symbol in symbols)
-                self.limits.append(_problem(names, said, guard))
+                is_branch = guard.is_python and not _is_check(guard.file, guard.line)
+                problem = _problem(names, said, guard)
+                listed = self.fixed if is_branch else self.limits
+                if all(
+                    (each.operator, each.file, each.line) != (names, problem.file, problem.line)
+                    for each in listed
+                ):
+                    listed.append(problem)
                 return
 
     def written(self, size: Any) -> str:
@@ -145,6 +155,35 @@ class Sizes:
             return repr(found)
         text = printed(found.xreplace(self._symbols))
         return ast.unparse(ast.parse(text, mode="eval"))
+
+
+def _is_of_layout(guard: Guard) -> bool:
+    """Return whether a condition is on memory, or sets sizes of 0 and 1 apart to broadcast them.
+
+    Neither changes what JAX computes.
+    """
+    if any(word in guard.asked_by for word in _LAYOUT):
+        return True
+    sides = getattr(guard.expression, "args", ())
+    is_bound = isinstance(guard.expression, (sympy.Ne, sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le))
+    return is_bound and any(side in (0, 1, 2) for side in sides)
+
+
+def _is_check(file: str, line: int) -> bool:
+    """Return whether a line asks whether a size is allowed: an `assert`, an `if` that raises."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
+            return True
+        if isinstance(node, ast.If) and node.lineno <= line < max(
+            node.body[0].lineno, node.lineno + 1
+        ):
+            branches = [branch for branch in (node.body, node.orelse) if branch]
+            return any(isinstance(branch[-1], ast.Raise) for branch in branches)
+    return False
 
 
 def _problem(place: str, reason: str, guard: Guard | None) -> Unsupported:

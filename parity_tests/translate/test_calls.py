@@ -268,19 +268,30 @@ class Square(nn.Module):
         return x @ x  # HERE
 
 
-@pytest.mark.parametrize("kind", [Loop, Unbound, Square])
+class Long(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[1] > 6 else x  # HERE
+
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return torch.stack([row * 2 for row in x])  # HERE
+
+
+@pytest.mark.parametrize("kind", [Loop, Unbound, Square, Long, Rows])
 def test_size_that_the_export_fixes_is_refused_with_its_line(kind):
     with pytest.raises(TranslationError) as caught:
         tree(kind(), torch.randn(7, 7), dynamic={"x": {0: "B", 1: "T"}})
     (problem,) = caught.value.problems
     assert problem.kind == "size"
-    assert "x, axis" in problem.operator
     assert "# HERE" in problem.text
 
 
-class Long(nn.Module):
+class Checked(nn.Module):
     def forward(self, x):
-        return x * 2 if x.shape[1] > 6 else x  # HERE
+        if x.shape[1] > 40:  # HERE
+            raise ValueError("too long")
+        return x * 2
 
 
 class Halves(nn.Module):
@@ -288,8 +299,8 @@ class Halves(nn.Module):
         return x.view(x.shape[0], x.shape[1] // 2, 2)  # HERE
 
 
-@pytest.mark.parametrize("kind", [Long, Halves])
-def test_size_that_the_export_narrows_is_told(kind):
+@pytest.mark.parametrize("kind", [Checked, Halves])
+def test_size_that_torch_itself_refuses_is_told(kind):
     found = tree(kind(), torch.randn(3, 10), dynamic={"x": {0: "B", 1: "T"}})
     assert found.sizes.limits
     assert all("# HERE" in problem.text for problem in found.sizes.limits)
@@ -320,6 +331,12 @@ def test_cache_as_an_input_is_refused():
         tree(Cached(), x=X, past=Cache())
     (problem,) = caught.value.problems
     assert (problem.kind, problem.operator) == ("input", "past")
+
+
+def test_input_that_forward_does_not_take_is_refused():
+    with pytest.raises(TranslationError) as caught:
+        tree(Cached(), x=X, future=X)
+    assert kinds(caught.value.problems) == ["input"]
 
 
 # -- what cannot be translated
@@ -362,3 +379,68 @@ def test_everything_of_a_module_that_can_be_translated_is_in_the_tree():
     operators = [node for node in found.program.graph.nodes if node.op == "call_function"]
     assert list(found.root.nodes()) == operators
     assert all(isinstance(node, Node) for node in found.root.results)
+
+
+# -- models as they are published
+
+
+@pytest.mark.slow
+def test_llama():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=40,
+        vocab_size=97,
+        use_cache=False,
+    )
+    dynamic = {"input_ids": {0: "B", 1: "T"}, "attention_mask": {0: "B", 1: "T"}}
+    ids, mask = torch.randint(0, 97, (2, 11)), torch.ones(2, 11, dtype=torch.long)
+    found = tree(
+        transformers.LlamaModel(config), dynamic=dynamic, input_ids=ids, attention_mask=mask
+    )
+    assert list(found.root.given) == list(dynamic)
+    assert sorted(set(found.sizes.names.values())) == ["B", "T"]
+    assert not found.sizes.limits
+    assert list(found.returned) == ["last_hidden_state"]
+    by_path = {call.path: call for call in calls(found.root)}
+    rotary = ["position_embeddings_0", "position_embeddings_1"]
+    assert set(by_path["layers.0.self_attn"].given) == {"hidden_states", "attention_mask", *rotary}
+    assert list(by_path["layers.0.self_attn.q_proj"].given) == ["input"]
+    assert len(by_path["rotary_emb"].results) == 2
+    attention = by_path["layers.0.self_attn"]
+    helpers = {
+        frame.function
+        for node in attention.steps
+        if isinstance(node, Node)
+        for frame in frames(node)[attention.depth + 1 :]
+    }
+    assert {"apply_rotary_pos_emb", "rotate_half"} <= helpers
+
+
+@pytest.mark.slow
+def test_t5():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        d_model=24,
+        d_kv=8,
+        d_ff=40,
+        num_layers=1,
+        num_heads=3,
+        vocab_size=97,
+        use_cache=False,
+    )
+    reference = transformers.T5Model(config)
+    ids = torch.randint(3, 97, (2, 11))
+    found = tree(reference, input_ids=ids, decoder_input_ids=ids[:, :7])
+    assert set(found.ties.values()) == {"shared.weight"}
+    by_path = {call.path: call for call in calls(found.root)}
+    for side in ("encoder", "decoder"):
+        tokens = by_path[f"{side}.embed_tokens"]
+        assert list(tokens.state.values()) == [f"{side}.embed_tokens.weight"]
+    cross = by_path["decoder.block.0.layer.1.EncDecAttention"]
+    assert list(cross.given)[:2] == ["hidden_states", "mask"]
+    assert cross.given["key_value_states"] in by_path["encoder"].results

@@ -46,6 +46,25 @@ class Detached(nn.Module):
         return x * x.detach() + x.exp().detach()
 
 
+class Inference(nn.Module):
+    @torch.inference_mode()
+    def scale(self, x):
+        return x.exp()
+
+    def forward(self, x):
+        with torch.inference_mode():
+            y = x * 2
+        return x + y + x * self.scale(x).clone()
+
+
+class DetachedInPlace(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        z = y * 3
+        y.detach_()
+        return z + y * x
+
+
 class StraightThrough(nn.Module):
     def forward(self, x):
         return x + (x.round() - x).detach()
@@ -139,6 +158,8 @@ MODULES = [
     NoGrad,
     DecoratedNoGrad,
     Detached,
+    Inference,
+    DetachedInPlace,
     StraightThrough,
     AddOnView,
     SliceCopy,
@@ -255,6 +276,8 @@ def test_reference_is_not_changed():
 class Branches(nn.Module):
     def forward(self, x):
         if x.sum() > 0:  # HERE
+            x = x * 2
+        if x.max() > 100:  # THERE
             return x
         return -x
 
@@ -266,5 +289,8 @@ def test_refusal_of_export_names_the_line():
     problem = caught.value.problems[0]
     assert problem.kind == "data-dependent size"
     assert "# HERE" in problem.text
+    # A draft goes past the first refusal, and tells of the second.
+    (further,) = caught.value.problems[1:]
+    assert "# THERE" in further.text
     assert reference.training
     assert not reference._forward_hooks

@@ -95,4 +95,9 @@ def filled(template: str, operands: Mapping[str, Written]) -> Written:
 
     `f(*sizes)` becomes `f(B, 4)`, and `sizes[1]` becomes `4`, where `sizes` is a sequence.
     """
-    return _Filled(operands).visit(parsed(template))
+    return with_operands(parsed(template), operands)
+
+
+def with_operands(tree: Written, operands: Mapping[str, Written]) -> Written:
+    """Replace names in an expression as `filled` does."""
+    return _Filled(operands).visit(tree)

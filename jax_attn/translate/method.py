@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from jax_attn.translate.calls import Call, is_size, operands, resolved
-from jax_attn.translate.expression import Written, filled, literal, parsed
+from jax_attn.translate.expression import Written, filled, literal, parsed, with_operands
 from jax_attn.translate.frames import Frame, frames
 from jax_attn.translate.leaves import leaf
 from jax_attn.translate.rules.rule import bound, described, expressions
@@ -24,7 +24,7 @@ from jax_attn.translate.source_lines import (
     return_names,
     statement,
 )
-from jax_attn.translate.tidy import tidied
+from jax_attn.translate.tidy import tidied, without_unread
 
 
 @dataclass
@@ -66,6 +66,15 @@ class Tree:
     returned: Any
 
 
+@dataclass(frozen=True)
+class Axis:
+    """An axis of an argument, and the variable that holds its size."""
+
+    argument: str
+    axis: int
+    variable: str
+
+
 def _name(text: str) -> Written:
     return ast.Name(text, ast.Load())
 
@@ -103,7 +112,10 @@ class Writer:
         self.held: dict[str, Node] = {}
         self.position = {id(item): place for place, item in enumerate(self.items)}
         self.body: list[ast.stmt] = []
-        self.size_names: dict[str, None] = {}
+        self.written_already: set[int] = set()
+        self.place = 0
+        self.axes = self._axes()
+        self.read_sizes: dict[str, None] = {}
         self.result = Method(list(call.given), [])
 
     # -- what there is
@@ -235,12 +247,23 @@ class Writer:
         """Write a size: a number, or an expression in the names of sizes that vary."""
         if isinstance(value, int):
             return literal(value)
-        text = self.tree.sizes.written(value)
-        tree = parsed(text)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name):
-                self.size_names.setdefault(node.id)
-        return tree
+        tree = parsed(self.tree.sizes.written(value))
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if names <= set(self.axes):
+            self.read_sizes.update(dict.fromkeys(names))
+            return tree
+        text = ast.unparse(tree)
+        if text in self.axes:
+            self.read_sizes.setdefault(text)
+            return _name(self.axes[text].variable)
+        for name, node in self.held.items():
+            shape = node.meta["val"].shape if isinstance(node.meta["val"], torch.Tensor) else ()
+            for axis, size in enumerate(shape):
+                if isinstance(size, torch.SymInt) and self.tree.sizes.written(size) == text:
+                    return parsed(f"{name}.shape[{axis}]")
+        raise NotImplementedError(
+            f"the size {text} is not that of any tensor in `{self.call.path}`"
+        )
 
     def expression(self, value: Node) -> Written:
         """Write what computes a value, out of the values that it reads."""
@@ -266,10 +289,30 @@ class Writer:
         target = node.target
         arguments = bound(target, node.args, node.kwargs)
         values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
-        made = {name: self.written(value) for name, value in arguments.items()}
+        # A tensor is a mark at first, to see how often the rule reads it.
+        tensors = {
+            f"operand_{name}": resolved(value)
+            for name, value in arguments.items()
+            if isinstance(value, Node) and not is_size(value)
+        }
+        made = {
+            name: _name(f"operand_{name}") if f"operand_{name}" in tensors else self.written(value)
+            for name, value in arguments.items()
+        }
         seen = {name: described(value) for name, value in values.items()}
-        rule = RULES.get(str(target), f"missing_{str(target).split(chr(46))[1]}(self)")
-        return expressions(rule, seen, made, described(node.meta["val"]))
+        result = expressions(RULES[str(target)], seen, made, described(node.meta["val"]))
+        trees = result if isinstance(result, tuple) else (result,)
+        read = Counter(
+            each.id for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Name)
+        )
+        operands: dict[str, Written] = {}
+        for name, value in tensors.items():
+            if read[name] > 1 and value in self.produced and value not in self.names:
+                self._assign([value], self.expression(value), self.place)
+            if read[name]:
+                operands[name] = self.written(value)
+        whole = tuple(with_operands(tree, operands) for tree in trees)
+        return whole if isinstance(result, tuple) else whole[0]
 
     def _called(self, item: Call) -> Written:
         attribute = self.tree.attribute(self.call.path, item.path)
@@ -432,6 +475,7 @@ class Writer:
         place = 0
         while place < len(self.items):
             item = self.items[place]
+            self.place = place
             if run := self._repeated(place):
                 self._loop(run, place)
                 place += len(run)
@@ -442,6 +486,8 @@ class Writer:
                 for value in (item.results if isinstance(item, Call) else (item,))
                 if self.uses[value]
             ]
+            if id(item) in self.written_already:
+                continue
             if not values or all(self._is_folded(value) for value in values):
                 continue
             if isinstance(item, Call) and len(item.results) > 1:
@@ -451,7 +497,9 @@ class Writer:
                 self._several(item, place - 1)
                 continue
             self._assign(values, self.expression(values[0]), place - 1)
-        self.body.append(ast.Return(self._return_value()))
+        self.place = len(self.items)
+        returned = self._return_value()
+        self.body.append(ast.Return(returned))
         return self._finished()
 
     def _several(self, item: Node, place: int) -> None:
@@ -464,9 +512,7 @@ class Writer:
         if sorted(indices) == list(range(len(item.meta["val"]))) and len(indices) > 1:
             ordered = sorted(users, key=lambda user: user.args[1])
             self._assign(ordered, made, place)
-            for user in ordered:
-                self.uses[user] += 0
-                self.items[self.position[id(user)]] = _DONE
+            self.written_already.update(id(user) for user in ordered)
         else:
             self._assign([item], made, place)
 
@@ -487,46 +533,35 @@ class Writer:
         return self.written(value)
 
     def _finished(self) -> Method:
-        body = [tidied(each) for each in self.body]
+        body = without_unread([tidied(each) for each in self.body])
         self.result.body = [*self._size_statements(), *body]
         return self.result
 
-    def _size_statements(self) -> list[ast.stmt]:
-        wanted = list(self.size_names)
-        found: list[ast.stmt] = []
-        for name, node in self.call.given.items():
-            sizes = [
-                self.tree.sizes.names.get(str(size.node.expr))
-                if isinstance(size, torch.SymInt)
-                else None
-                for size in node.meta["val"].shape
-            ]
-            here = [axis for axis, size in enumerate(sizes) if size in wanted]
-            if not here:
-                continue
-            names = [sizes[axis] for axis in here]
-            wanted = [each for each in wanted if each not in names]
-            if here == list(range(len(here))):
-                targets = ", ".join(map(str, names)) + ("," if len(names) == 1 else "")
-                upto = f"[:{len(here)}]"
-                if len(here) == 1:
-                    found += ast.parse(f"{names[0]} = {name}.shape[0]").body
-                else:
-                    found += ast.parse(f"{targets} = {name}.shape{upto}").body
-            else:
-                for axis, size in zip(here, names, strict=True):
-                    found += ast.parse(f"{size} = {name}.shape[{axis}]").body
+    def _axes(self) -> "dict[str, Axis]":
+        """Return where each size that varies can be read from the arguments."""
+        found: dict[str, Axis] = {}
+        for argument, node in self.call.given.items():
+            for axis, size in enumerate(node.meta["val"].shape):
+                if isinstance(size, torch.SymInt):
+                    text = self.tree.sizes.written(size)
+                    variable = text if text.isidentifier() else f"{argument}_size"
+                    found.setdefault(text, Axis(argument, axis, variable))
         return found
 
-
-class _Done:
-    """Stand in the place of an operator that another statement has written."""
-
-    results: tuple[Node, ...] = ()
-    meta: Mapping[str, Any] = {"val": None}
-
-
-_DONE: Any = Call("", torch.nn.Identity(), 0)
+    def _size_statements(self) -> list[ast.stmt]:
+        """Read the sizes that are used, `B, T = x.shape[:2]`, each once."""
+        by_argument: dict[str, list[Axis]] = {}
+        for text, axis in self.axes.items():
+            if text in self.read_sizes:
+                by_argument.setdefault(axis.argument, []).append(axis)
+        lines: list[str] = []
+        for argument, axes in by_argument.items():
+            if len(axes) > 1 and [each.axis for each in axes] == list(range(len(axes))):
+                names = ", ".join(each.variable for each in axes)
+                lines.append(f"{names} = {argument}.shape[:{len(axes)}]")
+            else:
+                lines += [f"{each.variable} = {argument}.shape[{each.axis}]" for each in axes]
+        return ast.parse("\n".join(lines)).body
 
 
 def method(call: Call, tree: Tree) -> Method:

@@ -146,3 +146,20 @@ def _is(node: ast.expr, value: float) -> bool:
 def tidied(statement: ast.stmt) -> ast.stmt:
     """Return a statement with what cancels folded away."""
     return _Tidy().visit(statement)
+
+
+def without_unread(statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Leave out assignments of names that nothing reads afterwards; no expression has effects."""
+    kept: list[ast.stmt] = []
+    live: set[str] = set()
+    for statement in reversed(statements):
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        written = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        if isinstance(statement, ast.Assign):
+            if not written & live:
+                continue
+            live -= written
+        live |= read
+        kept.append(statement)
+    return kept[::-1]

@@ -138,6 +138,7 @@ def test_values_gradients_and_dtypes_are_those_of_torch(name, args, kwargs, text
     check(name, args, kwargs, text)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_drawn_convolutions_and_pools(data):

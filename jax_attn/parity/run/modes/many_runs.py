@@ -25,6 +25,14 @@ _EXCLUDED = (
 calls from a tensor class or a mode."""
 
 
+_COMPUTED = {
+    _aten._conj.default: _aten.conj_physical.default,
+    _aten._neg_view.default: _aten.neg.default,
+}
+"""View -> the operator that computes its numbers. These views only set a bit, which is read by keys
+above the one that calls a tensor class."""
+
+
 class UnlikeRunsError(Exception):
     """Runs cannot continue in one pass: one branches differently, or writes to a shared tensor."""
 
@@ -59,6 +67,7 @@ class RunsTensor(torch.Tensor):
         cls, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        func = _COMPUTED.get(func, func)
         kind = _kind(func)
         if kind == "composite":
             return func.decompose(*args, **kwargs)

@@ -1,6 +1,5 @@
 """Check a user's file by a golden reference, in two processes: one runs it, and this one judges."""
 
-import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -52,7 +51,6 @@ def check_frozen(
     """
     if os.name != "posix":
         raise PairError(f"--expect-digest: expected a POSIX system, got {sys.platform}")
-    importlib.import_module("scipy.special")  # the file could replace what is imported later
     golden = decoded(folder, read(folder, digest, in_memory=True))
     expect_none(fixed_problems(golden, *(options.get(name) for name in _FIXED)))
     with PortProcess(named, seconds) as process:

@@ -23,8 +23,9 @@ from jax_attn.parity.checking.on_mesh import notes_on_mesh
 from jax_attn.parity.checking.port_weights import HeldWeights
 from jax_attn.parity.checking.probes import PortSide
 from jax_attn.parity.checking.reference_side import ReferenceSide
-from jax_attn.parity.checking.several_inputs import Given, each_of, join_results, made_of_each
+from jax_attn.parity.checking.several_inputs import each_of, join_results, made_of_each
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.pair.pair import Given
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 from jax_attn.parity.run.placement import MeshPlacement

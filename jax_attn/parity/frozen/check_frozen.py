@@ -18,8 +18,7 @@ from jax_attn.parity.golden.folder import read
 from jax_attn.parity.golden.golden import Golden, decoded
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.pair.errors import PairError, refusal
-
-_FIXED = ("inputs", "dtype", "gradients", "seed", "reference_call", "parameters")
+from jax_attn.parity.pair.pair import FIXED
 
 
 class Frozen(NamedTuple):
@@ -52,7 +51,7 @@ def check_frozen(
     if os.name != "posix":
         raise PairError(f"--expect-digest: expected a POSIX system, got {sys.platform}")
     golden = decoded(folder, read(folder, digest, in_memory=True))
-    expect_none(fixed_problems(golden, *(options.get(name) for name in _FIXED)))
+    expect_none(fixed_problems(golden, **{name: options.get(name) for name in FIXED}))
     with PortProcess(named, seconds) as process:
         frozen = judged_by_answers(process, golden, options)
         process.leave()

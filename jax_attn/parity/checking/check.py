@@ -126,7 +126,9 @@ def check(
     Raises:
       TypeError: arguments of the wrong type, each of them named.
       ValueError: arguments that cannot be checked, each of them named. `RaisedError`, a ValueError,
-        reports an error that one side raises on its inputs; that error is its `__cause__`.
+        reports an error that one side raises on its inputs; that error is its `__cause__`. If the
+        port raises one under only some of `transforms`, this is a failure of the result, and the
+        others are judged.
     """
     of_port = port_problems(port, layout, transforms, strict, port_call, (mesh, specs))
     prepares: list[Callable[[], ReferenceSide]] = []

@@ -42,6 +42,7 @@ KINDS = MappingProxyType(
         "small-branch": "what is added is so small that leaving it out would not show",
         "neutral-formula": "parameters hold only 0 or 1, at which several formulas agree",
         "other-numbers": "the port gives different numbers in each call",
+        "raised": "the port raises an error under only some transforms",
         "finite-under-some": "outputs are finite only under some transforms",
         "draws-random": "the port draws random numbers",
         "state-differs": "a call changes the state of only one side",

@@ -88,7 +88,8 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
     if len(sites) > ALONE:
         few = (
             f"a wrong scale of one softmax alone was tried in {ALONE} of {len(sites)}: those "
-            "whose weights it changes least"
+            "whose weights it changes least; to try the others, check parts of the model that have "
+            f"at most {ALONE} softmaxes each"
         )
         notes.append(StandingNote("few-tried", few))
     if prepared.gradients:

@@ -71,6 +71,6 @@ def main() -> None:
 
     Every command exits with status 0 if everything passes, 1 if something fails, 2 for wrong
     usage, 3 if a package is missing (the message shows how to install it) or stdout cannot be
-    written to, 4 if the outcome is inconclusive, 130 if it is interrupted and 143 if it is
-    terminated.
+    written to, 4 if the outcome is inconclusive, 70 if jax-attn itself fails, 130 if it is
+    interrupted and 143 if it is terminated.
     """

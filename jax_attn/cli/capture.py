@@ -6,21 +6,21 @@ from typing import Any, cast
 import click
 from click.core import ParameterSource
 
-from jax_attn.cli.checking.options import arguments
+from jax_attn.cli.checking.options import OPTIONS, arguments
 from jax_attn.cli.checking.request import Request, refusals, refuse, stdout_is_stderr
 from jax_attn.cli.status import expect_installed
 from jax_attn.environment import settle_platforms
 from jax_attn.parity.pair.errors import PairError
-from jax_attn.parity.pair.pair import Pair
+from jax_attn.parity.pair.pair import FIXED, Pair
 
-_FIXED = ("dtype", "gradients", "seed", "parameters")
+_OPTIONS = tuple(name for name in FIXED if name in OPTIONS)
 
 
 @click.command("capture")
 @click.pass_context
 @click.argument("named", metavar="FILE.py:FUNCTION")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@arguments(_FIXED)
+@arguments(_OPTIONS)
 @click.option("--yes", is_flag=True, help="Write more than 1 GB without asking.")
 def command(context: click.Context, named: str, out: Path, yes: bool, **values: Any) -> None:
     """Capture a PyTorch reference, so that ports are judged where there is no torch.
@@ -58,8 +58,7 @@ def _captured(pair: Any, out: Path, yes: bool) -> str:
     from jax_attn.parity.golden.prepare import prepare
 
     assert isinstance(pair, Pair)  # a request that is no training's makes no other
-    names = (*_FIXED, "reference_call")
     with refusals():
-        options = {name: x for name in names if (x := pair.options[name]) is not None}
+        options = {name: x for name in FIXED if (x := pair.options.get(name)) is not None}
         expect_new(out)
         return prepare(pair.reference, cast(Any, pair.inputs), **options).save(out, yes=yes)

@@ -19,6 +19,7 @@ class Exit(IntEnum):
     ENVIRONMENT = 3
     INTERRUPTED = 130  # 128 + the number of the signal, as shells report it
     TERMINATED = 143
+    CRASHED = 70  # EX_SOFTWARE of sysexits.h; Python's own 1 would read as FAIL
 
 
 class WrongInput(click.ClickException):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.transfer.port_cases import LLAMA, llama, source_of
+from jax_attn.cli.status import Exit
 
 ODD = "é\u2192\u6ce8"
 
@@ -68,3 +69,13 @@ def test_a_full_output_is_one_line(tmp_path, source, command):
         3,
         "Error: output cannot be written: No space left on device\n",
     )
+
+
+@pytest.mark.slow
+def test_a_mistake_of_this_package_is_told_from_a_verdict(tmp_path):
+    code = (
+        "from jax_attn import cli; from jax_attn.__main__ import run; "
+        "cli._Lazy.get_command = lambda *_: 1 / 0; run()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, "doctor"], stderr=subprocess.PIPE, text=True)
+    assert (ran.returncode, ran.stderr.count("ZeroDivisionError")) == (Exit.CRASHED, 1)

@@ -15,7 +15,7 @@ import click
 from jax_attn.cli.status import WrongInput, missing
 from jax_attn.environment import EXTRAS, install_line
 from jax_attn.parity.pair.errors import MissingModuleError, PairError, refusal
-from jax_attn.parity.pair.pair import Pair, TrainingPair
+from jax_attn.parity.pair.pair import FIXED, Pair, TrainingPair
 from jax_attn.parity.pair.read import made, pair_of, port_of
 
 if TYPE_CHECKING:
@@ -165,7 +165,6 @@ def _checked(pair: Pair | TrainingPair) -> "Result":
 
 
 _FREE = ("layout", "port_call", "transforms", "strict", "mesh", "specs")
-_FIXED = ("inputs", "dtype", "gradients", "seed", "parameters")
 
 
 def _checked_by(golden: "Golden", pair: Pair) -> "Result":
@@ -176,7 +175,8 @@ def _checked_by(golden: "Golden", pair: Pair) -> "Result":
     from jax_attn.parity.checking.check import check
 
     free = {name: getattr(pair, name) for name in _FREE}
-    return check(golden, pair.port, **free, **{name: getattr(pair, name) for name in _FIXED})
+    fixed = {name: getattr(pair, name) for name in FIXED if name != "reference_call"}
+    return check(golden, pair.port, **free, **fixed)
 
 
 def problems_of_options(training: bool, given: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ from jax_attn.cli.common.outcome import tell
 
 if TYPE_CHECKING:
     from jax_attn.parity.judge.result import Result
+    from jax_attn.parity.judge.text import Hanging
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,13 @@ class Forms:
         )
 
 
-def _next_lines(result: "Result", command: str) -> list[str]:
+def _next_lines(result: "Result", command: str) -> list["Hanging"]:
+    from rich.text import Text
+
+    from jax_attn.parity.judge.text import Hanging
     from jax_attn.report.next_steps import next_steps
 
-    return [f"next: {step.sentence}" for step in next_steps(result, command)]
+    return [Hanging(Text(f"next: {step.sentence}")) for step in next_steps(result, command)]
 
 
 def _document(judged: Judged, command: str) -> str:

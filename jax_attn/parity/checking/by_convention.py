@@ -3,9 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
 from jax_attn.parity.checking.weights import ToTorch
-from jax_attn.parity.judge.compare import BESIDE, Verdict
+from jax_attn.parity.judge.budget import PRECISIONS
+from jax_attn.parity.judge.compare import BESIDE, ROUNDINGS, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.run.asked_port import AskedPort
@@ -78,7 +81,16 @@ def with_convention(
 
 
 def _agrees(prepared: ReferenceSide, run: Run, other: Run, kind: str, name: str) -> bool:
+    """Judge a tensor by another convention.
+
+    The budgets are those of the reference, which are 0 where it only selects numbers, or where its
+    own is exactly 0. There, what divides a number into shares may still round each of them.
+    """
     got = run.kinds[kind].get(name)
-    return got is not None and (
-        prepared.judge_one(kind, name, "convention", got, other).verdict is not Verdict.FAIL
-    )
+    if got is None or got.shape != (want := other.kinds[kind][name]).shape:
+        return False
+    bare = prepared.exact.kinds[kind][name] == 0
+    of_share = ROUNDINGS * PRECISIONS[prepared.dtype].store * np.abs(want)
+    allowed = np.maximum(of_share, bare * prepared.budgets[kind][name].rms)
+    got = np.where(np.abs(got - want) <= allowed, want, got)
+    return prepared.judge_one(kind, name, "convention", got, other).verdict is not Verdict.FAIL

@@ -23,8 +23,9 @@ from jax_attn.parity.checking.on_mesh import notes_on_mesh
 from jax_attn.parity.checking.port_weights import HeldWeights
 from jax_attn.parity.checking.probes import PortSide
 from jax_attn.parity.checking.reference_side import ReferenceSide
-from jax_attn.parity.checking.several_inputs import Given, each_of, join_results, made_of_each
+from jax_attn.parity.checking.several_inputs import each_of, join_results, made_of_each
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.pair.pair import Given
 from jax_attn.parity.run.ahead import compiled_ahead
 from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 from jax_attn.parity.run.placement import MeshPlacement
@@ -125,7 +126,9 @@ def check(
     Raises:
       TypeError: arguments of the wrong type, each of them named.
       ValueError: arguments that cannot be checked, each of them named. `RaisedError`, a ValueError,
-        reports an error that one side raises on its inputs; that error is its `__cause__`.
+        reports an error that one side raises on its inputs; that error is its `__cause__`. If the
+        port raises one under only some of `transforms`, this is a failure of the result, and the
+        others are judged.
     """
     of_port = port_problems(port, layout, transforms, strict, port_call, (mesh, specs))
     prepares: list[Callable[[], ReferenceSide]] = []

@@ -1,4 +1,5 @@
-"""Conventions: derivatives exactly at a kink, and what a query gets that sees no key.
+"""Conventions: derivatives exactly at a kink, which of equal numbers a maximum takes, and what a
+query gets that sees no key.
 
 Padding and branches initialised to zero give such numbers. The reference is run with what the usual
 JAX expressions give there, for `by_convention` to compare a port with.
@@ -15,6 +16,7 @@ from jax_attn.parity.bugs.bug import HIDES, Bug, OperatorCall
 from jax_attn.parity.bugs.planting import Planted, Watched, run_planted
 from jax_attn.parity.checking.by_convention import Convention
 from jax_attn.parity.checking.prepared import Prepared
+from jax_attn.parity.checking.ties import TIES, Other
 from jax_attn.parity.run.inputs_and_runs import Run
 from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.modes.lines import calling_line
@@ -70,7 +72,15 @@ KINKS = {
     "relu": Kink(_at_zero, lambda *_, **__: 0.0, 0.5, "jnp.maximum(x, 0)", "jax.nn.relu(x)"),
 }
 """Operator -> its kink."""
-_SPELLINGS = {"__abs__": "abs", "absolute": "abs", "clip": "clamp", "leaky_relu_": "leaky_relu"}
+_SPELLINGS = {
+    "__abs__": "abs",
+    "absolute": "abs",
+    "clip": "clamp",
+    "leaky_relu_": "leaky_relu",
+    "max_pool1d": "max_pool2d_with_indices",
+    "max_pool2d": "max_pool2d_with_indices",
+}
+"""The name of a function -> the operator that it calls."""
 
 
 # --- queries without keys -------------------------------------------------------------------------
@@ -113,9 +123,9 @@ def _in_empty_rows(weight: Callable[[int], float]) -> Planted:
 
 @dataclass
 class _Met:
-    """Counts the numbers at kinks, by operator and line, and the rows without keys."""
+    """Counts the numbers at kinks and the ties, by operator and line, and the rows without keys."""
 
-    operators = (*KINKS, *_SOFTMAXES)
+    operators = (*KINKS, *TIES, *_SOFTMAXES)
     empty: int = 0
     counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     derivative: dict[str, float] = field(default_factory=dict)
@@ -125,21 +135,32 @@ class _Met:
         if call.name in _SOFTMAXES:
             self.empty += int(_empty(call).sum()) if x.numel() and x.ndim else 0
             return
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
             return
-        if near := int(KINKS[call.name].at(*call.args, **call.kwargs).sum()):
-            key = call.name, calling_line()
-            before = self.counts.get(key, (0, 0))
-            self.counts[key] = before[0] + near, before[1] + x.numel()
+        if call.name in TIES:
+            self._add(call.name, *TIES[call.name].ties(*call.args, **call.kwargs))
+        elif near := int(KINKS[call.name].at(*call.args, **call.kwargs).sum()):
+            self._add(call.name, near, x.numel())
             self.derivative[call.name] = KINKS[call.name].torchs(*call.args, **call.kwargs)
+
+    def _add(self, name: str, near: int, total: int) -> None:
+        if near:
+            before = self.counts.get(key := (name, calling_line()), (0, 0))
+            self.counts[key] = before[0] + near, before[1] + total
+
+    def places(self, name: str) -> Iterator[tuple[int, int, str]]:
+        """Yield for each line of an operator the numbers at its kink, all its numbers, the line."""
+        for (operator, line), (near, total) in self.counts.items():
+            if operator == name:
+                yield near, total, line
 
 
 class _JaxsDerivatives(TorchFunctionMode):
-    """Gives operators JAX's derivative at their kinks. It sees calls before autograd does."""
+    """Gives operators JAX's derivative at kinks and ties. It sees calls before autograd does."""
 
-    def __init__(self, operators: frozenset[str]):
+    def __init__(self, kinks: frozenset[str], ties: Mapping[str, Other]):
         super().__init__()
-        self._operators = operators
+        self._kinks, self._ties = kinks, ties
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None
@@ -148,8 +169,14 @@ class _JaxsDerivatives(TorchFunctionMode):
         result = func(*args, **named)
         name = getattr(func, "__name__", "")
         name = _SPELLINGS.get(name, name)
+        if name in ("max", "min") and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            name += "imum"
         x = args[0] if args else None
-        if name not in self._operators or not isinstance(x, torch.Tensor) or result is x:
+        if not isinstance(x, torch.Tensor) or result is x:
+            return result
+        if name in self._ties:
+            return self._ties[name].result(result, *args, **named)
+        if name not in self._kinks:
             return result
         kink = KINKS[name]
         by = kink.jaxs - kink.torchs(*args, **named)
@@ -165,12 +192,19 @@ def conventions(prepared: Prepared) -> tuple[Convention, ...]:
 
 
 def _others(prepared: Prepared, met: _Met) -> Iterator[Convention]:
-    at_kinks = {name: "; ".join(_lines(name, met)) for name in met.derivative}
-    sets = dict.fromkeys([*((name,) for name in at_kinks), tuple(at_kinks)]) if at_kinks else ()
-    for names in sets:
-        if (run := _by_jax(prepared, names)) is not None:
-            where = "; ".join(at_kinks[name] for name in names)
-            yield Convention.of("kink", f"other derivatives: {where}", run, prepared.exact)
+    at_kinks = {name: "; ".join(_at_kink(name, met)) for name in met.derivative}
+    tied = {name: TIES[name].others for name, _ in met.counts if name in TIES}
+    alone: list[tuple[tuple[str, ...], dict[str, Other]]] = [
+        *(((name,), {}) for name in at_kinks),
+        *(((), {name: other}) for name, others in tied.items() for other in others),
+    ]
+    every = (tuple(at_kinks), {name: others[0] for name, others in tied.items()})
+    for names, ties in (*alone, *([every] if len(alone) > 1 else [])):
+        if (run := _by_jax(prepared, names, ties)) is not None:
+            said = [at_kinks[name] for name in names]
+            said += [line for name, other in ties.items() for line in _at_tie(name, other, met)]
+            sentence = f"other derivatives: {'; '.join(said)}"
+            yield Convention.of("kink", sentence, run, prepared.exact)
     for name, weight in _EMPTY.items() if met.empty else ():
         planted = _in_empty_rows(weight)
         run = run_planted(prepared.reference, planted, prepared.cotangents)
@@ -183,22 +217,31 @@ def _others(prepared: Prepared, met: _Met) -> Iterator[Convention]:
             yield Convention.of("empty-rows", sentence, run, prepared.exact)
 
 
-def _lines(name: str, met: _Met) -> Iterator[str]:
+def _at_kink(name: str, met: _Met) -> Iterator[str]:
     kink = KINKS[name]
-    for (operator, line), (near, total) in met.counts.items():
-        if operator == name:
-            yield (
-                f"{near} of {total} arguments of {name} ({line}) lie exactly at its kink, where "
-                f"torch's derivative is {met.derivative[name]:g} and that of {kink.usual} is "
-                f"{kink.jaxs:g}; {kink.remedy} has torch's"
-            )
+    for near, total, line in met.places(name):
+        yield (
+            f"{near} of {total} arguments of {name} ({line}) lie exactly at its kink, where "
+            f"torch's derivative is {met.derivative[name]:g} and that of {kink.usual} is "
+            f"{kink.jaxs:g}; {kink.remedy} has torch's"
+        )
 
 
-def _by_jax(prepared: Prepared, names: tuple[str, ...]) -> Run | None:
+def _at_tie(name: str, other: Other, met: _Met) -> Iterator[str]:
+    tie = TIES[name]
+    for near, total, line in met.places(name):
+        yield (
+            f"{near} of {total} results of {name} ({line}) come from equal numbers, where torch's "
+            f"gradient goes to {tie.torchs} and that of {other.usual} to {other.goes_to}; "
+            f"{tie.remedy} has torch's"
+        )
+
+
+def _by_jax(prepared: Prepared, kinks: tuple[str, ...], ties: Mapping[str, Other]) -> Run | None:
     own = prepared.reference.call or torch.nn.Module.__call__
 
     def call(module: torch.nn.Module, *args: Any, **inputs: Any) -> Any:
-        with _JaxsDerivatives(frozenset(names)):
+        with _JaxsDerivatives(frozenset(kinks), ties):
             return own(module, *args, **inputs)
 
     return run_planted(prepared.reference.called(call), Float64(), prepared.cotangents)

@@ -15,6 +15,7 @@ from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.asked_port import AskedPort
+from jax_attn.parity.run.call_side import RaisedError
 from jax_attn.parity.run.inputs_and_runs import COMPARED, Run, is_float, wide
 
 
@@ -43,14 +44,22 @@ def judge_port(
     paired: dotted paths of the port's other Variables that the table pairs. passed_over:
         parameters of the reference that the table passes over.
     backend: the backend in the result; None stands for the platform of JAX's default device.
+
+    A transform under which the port raises an error is a failure, and the others are judged. Raises
+    RaisedError if it raises one under all of them.
     """
     reports: list[TensorReport] = []
     states = States(prepared, port, to_torch, paired)
     state_findings = StateFindings(reports)
     is_finite: dict[str, bool] = {}
+    raised: dict[str, RaisedError] = {}
     with port.full_precision(prepared.precision is None) as (platform, pinned):
         for transform in transforms:
-            run = _run(prepared, port, transform, to_torch)
+            try:
+                run = _run(prepared, port, transform, to_torch)
+            except RaisedError as error:
+                raised[transform] = error
+                continue
             state_findings.notes |= dict.fromkeys(_other_dtypes(prepared, run))
             is_finite[transform] = all(np.isfinite(a).all() for a in wide(run.outputs).values())
             failed = set()
@@ -69,7 +78,10 @@ def judge_port(
                 one = _run(prepared, beside, transform, to_torch)
                 reports += prepared.compare(run, f"{transform}{BESIDE}", passed_over, one)
             states.compare(run, transform, state_findings, outputs_fail="output" in failed)
-    failures = (*state_findings.failures, *not_finite_under_some(is_finite), *failures)
+    if raised and not is_finite:
+        raise next(iter(raised.values()))
+    of_errors = findings("raised", [f"{t}: {error}" for t, error in raised.items()])
+    failures = (*of_errors, *state_findings.failures, *not_finite_under_some(is_finite), *failures)
     doubts = (*doubts, *state_findings.doubts)
     notes = (*notes, *state_findings.notes, *pinned)
     if state_findings.draws and any(r.verdict is Verdict.FAIL for r in reports):

@@ -1,7 +1,7 @@
 """Check one port on several inputs, such as those of other sizes, and join the results."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -11,13 +11,11 @@ import numpy as np
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
+from jax_attn.parity.pair.pair import Given
 from jax_attn.parity.run.inputs_and_runs import Inputs
 
 One = TypeVar("One")
 Made = TypeVar("Made")
-
-Given = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
-"""NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict)."""
 
 
 def each_of(inputs: Given | list[Given] | None, dtype: np.dtype) -> list[Inputs]:

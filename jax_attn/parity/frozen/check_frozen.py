@@ -1,6 +1,5 @@
 """Check a user's file by a golden reference, in two processes: one runs it, and this one judges."""
 
-import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -19,8 +18,7 @@ from jax_attn.parity.golden.folder import read
 from jax_attn.parity.golden.golden import Golden, decoded
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.pair.errors import PairError, refusal
-
-_FIXED = ("inputs", "dtype", "gradients", "seed", "reference_call", "parameters")
+from jax_attn.parity.pair.pair import FIXED
 
 
 class Frozen(NamedTuple):
@@ -52,9 +50,8 @@ def check_frozen(
     """
     if os.name != "posix":
         raise PairError(f"--expect-digest: expected a POSIX system, got {sys.platform}")
-    importlib.import_module("scipy.special")  # the file could replace what is imported later
     golden = decoded(folder, read(folder, digest, in_memory=True))
-    expect_none(fixed_problems(golden, *(options.get(name) for name in _FIXED)))
+    expect_none(fixed_problems(golden, **{name: options.get(name) for name in FIXED}))
     with PortProcess(named, seconds) as process:
         frozen = judged_by_answers(process, golden, options)
         process.leave()

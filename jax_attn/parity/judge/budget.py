@@ -49,6 +49,7 @@ from typing import Any
 import numpy as np
 
 from jax_attn.parity.judge.parts import dot, parts
+from jax_attn.parity.judge.student import student_quantile
 
 RUNS = 16
 FALSE_ALARM = 1e-6
@@ -97,13 +98,6 @@ def bridge(terms: Any, precision: Precision) -> tuple[Any, Any, Any]:
     acc, operand = precision.acc**2, precision.operand**2
     lost = min(precision.tiny, _FLUSHED) ** 2
     return acc * terms / 3, acc * (1 + terms / 6) + 2 * operand, terms * lost
-
-
-def student_quantile(tail: float, freedom: int) -> float:
-    """Return the t for which P(|Student's t| > t) = tail."""
-    from scipy.special import stdtrit  # a third of what judging imports, and needs rarely
-
-    return float(-stdtrit(freedom, tail / 2))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ from rich.text import Text
 
 from jax_attn.parity.judge.compare import TensorReport, Verdict, deciding, worst_first
 from jax_attn.parity.judge.finding import Finding, StandingNote
-from jax_attn.parity.judge.text import STYLES, joined, number, plain, tensor_table, worst_element
+from jax_attn.parity.judge.text import (
+    STYLES,
+    Hanging,
+    joined,
+    number,
+    plain,
+    tensor_table,
+    worst_element,
+)
 
 if TYPE_CHECKING:
     from jax_attn.parity.explaining.explanation import Explanation
@@ -205,14 +213,15 @@ class Result:
         shown, left_out = list(self.tensors), []
         if len(shown) > SHOWN and not all_tensors:
             shown, left_out = (ranked := worst_first(shown))[:SHOWN], ranked[SHOWN:]
-        lines = [Text(f"- {reason}") for reason in self._reasons_of(shown)]
+        lines = [Hanging(Text(f"- {reason}")) for reason in self._reasons_of(shown)]
         worst = self.worst
         if worst is not None and worst.verdict is Verdict.FAIL and not math.isnan(worst.fraction):
-            lines.append(Text(worst_element(worst)))
+            lines.append(Hanging(Text(worst_element(worst))))
         table = tensor_table(shown, ratios=self.level == "measured")
-        notes = [Text(f"note: {note}", style="dim") for note in self.notes]
+        notes = [Hanging(Text(f"note: {note}", style="dim")) for note in self.notes]
         more = [Text(_left_out(left_out))] if left_out else []
-        found = [Text(f"explained:\n{self.explanation['text']}")] if self.explanation else []
+        said = self.explanation["text"].splitlines() if self.explanation else []
+        found = [Hanging(Text(line)) for line in (["explained:", *said] if said else [])]
         return Report(heading, *found, *lines, *([table] if shown else []), *more, *notes)
 
     def as_dict(self) -> dict:

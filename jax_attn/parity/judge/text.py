@@ -3,10 +3,11 @@
 import io
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -58,6 +59,24 @@ def plain(renderable: Any) -> str:
     out = io.StringIO()
     console(file=out).print(renderable)
     return out.getvalue().rstrip()
+
+
+@dataclass(frozen=True)
+class Hanging:
+    """Text of which only the first line is not indented, however it is wrapped.
+
+    It may quote the port, which then cannot begin a line that looks like a verdict.
+    """
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = self.text.wrap(console, max(1, options.max_width - len(_INDENT)))
+        for i, line in enumerate(lines):
+            yield Text(_INDENT) + line if i else line
+
+
+_INDENT = "  "
 
 
 def tensor_table(tensors: Iterable[TensorReport], *, ratios: bool) -> Table:

@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
-    import numpy as np
     import optax
     import torch
     from jax.sharding import Mesh, PartitionSpec
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     from jax_attn.training.recipe import MakeOptimizer, MakeScheduler
     from jax_attn.transfer import Layout
 
-Given: TypeAlias = "tuple[np.ndarray, ...] | Mapping[str, np.ndarray]"
-Inputs: TypeAlias = "Given | list[Given]"
+Given = tuple[np.ndarray, ...] | Mapping[str, np.ndarray]
+"""NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict)."""
+Inputs = Given | list[Given]
+
+FIXED = ("inputs", "dtype", "gradients", "seed", "reference_call", "parameters")
+"""The fields of a `Pair` with which a golden reference is captured, and which it then fixes."""
 
 
 @dataclass(frozen=True, eq=False)

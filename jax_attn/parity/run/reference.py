@@ -32,6 +32,7 @@ from jax_attn.parity.run.modes.decisions import (
 )
 from jax_attn.parity.run.modes.draws import PART
 from jax_attn.parity.run.modes.float64_mode import TORCH_DTYPES, Float64, Unperturbed, rounds
+from jax_attn.parity.run.modes.many_runs import OneByOne
 from jax_attn.parity.run.modes.narrowing import Narrowing
 from jax_attn.parity.run.modes.perturbed_mode import Perturbed
 from jax_attn.parity.run.modes.sums import ProductErrors
@@ -169,7 +170,7 @@ class Reference:
         runs = mode.runs if isinstance(mode, Perturbed) else None
         if runs is not None:
             lift_buffers(module, runs)
-        with one_thread(), plain_kernels(), mode:
+        with one_thread(), plain_kernels(), OneByOne(), mode:
             run = self._as_called.run(module, torch.float64, cotangents, again=again, runs=runs)
         return replace(
             run,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from jax_attn.parity.run.call_side import RaisedError, call_side
 from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, changed, named_outputs
@@ -105,20 +106,23 @@ def _gradients(
     leaves = {("input", k): x for k, x in inputs.items() if x.requires_grad}
     leaves |= {("parameter", k): p for k, p in module.named_parameters() if p.requires_grad}
     active = [k for k, y in outputs.items() if y.requires_grad]
-    grads: Sequence[torch.Tensor] = ()
-    if not active:
-        grads = [torch.zeros_like(x) for x in leaves.values()]
-    elif leaves:
-        grads = torch.autograd.grad(
-            [outputs[k] for k in active],
-            list(leaves.values()),
-            [torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active],
-            allow_unused=True,
-            materialize_grads=True,
+    grads: Sequence[torch.Tensor | None] = [None] * len(leaves)
+    if active and leaves:
+        # As torch.autograd.grad, whose check of the cotangents' shapes imports sympy: a second.
+        grads = _engine_run_backward(
+            tuple(outputs[k] for k in active),
+            tuple(
+                torch.from_numpy(cotangents[k].astype(np.float64)).to(outputs[k]) for k in active
+            ),
+            False,  # keep the graph
+            False,  # create a graph
+            tuple(leaves.values()),
+            True,  # allow leaves that the outputs do not depend on
+            accumulate_grad=False,
         )
     by_kind: dict[str, Tensors] = {"input": {}, "parameter": {}}
-    for (kind, name), grad in zip(leaves, grads, strict=True):
-        by_kind[kind][name] = grad.contiguous()
+    for ((kind, name), leaf), grad in zip(leaves.items(), grads, strict=True):
+        by_kind[kind][name] = torch.zeros_like(leaf) if grad is None else grad.contiguous()
     return by_kind["input"], by_kind["parameter"]
 
 

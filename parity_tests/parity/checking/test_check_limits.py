@@ -211,14 +211,8 @@ BAD = {
         RaisedError,
         r"TracerBoolConversionError(?!.*under eager)(.|\n)*; the shapes of its outputs were traced",
     ),
-    "a port that raises an error only under a transform": (
-        lambda r, p, x: check(
-            r,
-            p,
-            (x,),
-            port_call=lambda m, x: m(x) if isinstance(x, jax.core.Tracer) else 1 // 0,
-            transforms=("jit", "eager"),
-        ),
+    "a port that raises an error under every transform": (
+        lambda r, p, x: check(r, p, (x,), port_call=_only_traced, transforms=("eager",)),
         RaisedError,
         r"got ZeroDivisionError: .*; it was run under eager",
     ),
@@ -256,6 +250,19 @@ BAD = {
         r"output: the reference has \['output'\], the port \['y'\]",
     ),
 }
+
+
+def _only_traced(module, x):
+    return module(x) if isinstance(x, jax.core.Tracer) else 1 // 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transforms", [("eager", "jit"), ("jit", "eager")])
+def test_an_error_under_one_transform_is_a_reason_and_the_others_are_judged(x, transforms):
+    result = check(*pair(), (x,), port_call=_only_traced, transforms=transforms)
+    assert (result.verdict, [f.kind for f in result.failures]) == (Verdict.FAIL, ["raised"])
+    assert "eager: port: expected it to run" in result.failures[0]
+    assert {(t.transform, t.verdict) for t in result.tensors} == {("jit", Verdict.PASS)}
 
 
 @pytest.mark.slow

@@ -46,6 +46,81 @@ ROWS = {
 }
 
 
+TIED = np.round(1.5 * RNG.standard_normal((3, 7, 4))).astype(np.float32)
+
+
+def first_of(x):
+    return jnp.take_along_axis(x, x.argmax(1)[:, None], 1)[:, 0]
+
+
+def in_pairs(x):
+    return x[:, :6].reshape(3, 3, 2, 4).max(2)
+
+
+def halves(of):
+    return lambda x: of(x[:, :3], x[:, 3:6])
+
+
+# name -> reference, another convention, torch's own
+TIES = {
+    "max": (lambda x: x.max(1).values, lambda x: x.max(1), first_of),
+    "min": (lambda x: x.min(dim=1)[0], lambda x: x.min(1), lambda x: -first_of(-x)),
+    "amax": (lambda x: x.amax(1), first_of, lambda x: x.max(1)),
+    "max of all": (lambda x: x.max(), lambda x: x.ravel()[x.argmax()], jnp.max),
+    "maximum": (
+        halves(torch.maximum),
+        halves(lambda x, y: jnp.where(x >= y, x, y)),
+        halves(jnp.maximum),
+    ),
+    "minimum, the second": (
+        halves(torch.minimum),
+        halves(lambda x, y: jnp.where(x < y, x, y)),
+        halves(jnp.minimum),
+    ),
+    "max of two": (
+        halves(torch.max),
+        halves(lambda x, y: jnp.where(x > y, x, y)),
+        halves(jnp.maximum),
+    ),
+    "max_pool": (
+        lambda x: F.max_pool1d(x.mT, 2).mT,
+        in_pairs,
+        lambda x: first_of(x[:, :6].reshape(9, 2, 4)).reshape(3, 3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_who_gets_the_gradient_of_equal_numbers_is_a_convention(name):
+    reference, other, torchs = TIES[name]
+    result = judged(reference, other, TIED)
+    assert (result.verdict, kinds(result).count("kink")) == (Verdict.FAIL, 1), str(result)
+    assert "come from equal numbers" in sentences(result, "kink")[0]
+    assert judged(reference, torchs, TIED).verdict is Verdict.PASS
+    twice = judged(reference, lambda x: 2 * other(x) - jax.lax.stop_gradient(other(x)), TIED)
+    assert (twice.verdict, kinds(twice).count("kink")) == (Verdict.FAIL, 0), str(twice)
+
+
+def test_maxima_without_ties_or_numbers_are_no_convention():
+    def reference(x):
+        pooled = F.max_pool1d(x.mT[..., :3], 2, ceil_mode=True).sum()
+        return x.amax(1) + x[:0].maximum(x[:0]).sum() + x.sum().max() + pooled
+
+    result = judged(reference, lambda x: 2 * x.max(1), HALVES[:, :, None])
+    assert (result.verdict, kinds(result).count("kink")) == (Verdict.FAIL, 0), str(result)
+
+
+def test_ties_and_kinks_are_named_together():
+    result = judged(
+        lambda x: x.max(1).values + x.abs().amax(1),
+        lambda x: x.max(1) + first_of(jnp.abs(x)),
+        TIED,
+    )
+    (said,) = sentences(result, "kink")
+    assert " of max (" in said
+    assert " of amax (" in said
+
+
 def judged(reference, port, x):
     return check(TorchFunction(reference), PortFunction(port), (x,), transforms=("jit",))
 

@@ -16,7 +16,11 @@ from helpers.parity.asked_here import AskedHere
 from helpers.parity.written_golden import DATA, B, attention
 from jax_attn.parity import Pair, Verdict, check, load_golden
 from jax_attn.parity.frozen.check_frozen import judged_by_answers
+from jax_attn.parity.frozen.frozen_port import FrozenPort, FrozenWeights
+from jax_attn.parity.frozen.frozen_port import made as what_is_made
 from jax_attn.parity.frozen.messages import MessageError, parsed, receive, written
+from jax_attn.parity.frozen.unanswered import Unanswered
+from jax_attn.parity.golden.codec import fields_of
 from jax_attn.parity.judge.finding import StandingNote
 from jax_attn.parity.pair.errors import PairError
 from jax_attn.transfer import LAYOUTS
@@ -105,6 +109,44 @@ def test_what_is_wrong_is_refused_or_fails(row, golden, port):
         return
     with pytest.raises((PairError, ValueError, TypeError), match=outcome):
         frozen(golden, pair, **altered)
+
+
+ASKED = {
+    # question -> how a port or its weights are asked it, wrong answers, and what the error says
+    "tried": (
+        lambda port, _, x: port.tried("float32", x, "jit"),
+        (None, "PASS\nPASS", 1, {"output": np.ones(3)}),
+        "hand back a run",
+    ),
+    "held": (
+        lambda port, *_: port.held(["out_proj.bias"]),
+        ({}, "zero", {"out_proj.bias": 0.0}, {"other": np.ones(3)}, None),
+        "hand back arrays by name",
+    ),
+    "computed_in": (
+        lambda port, *_: port.computed_in(),
+        (None, {"float32": -1}, {"float32": "all"}, {"int32": 1}, {"float\nPASS": 1}),
+        "hand back numbers of results by dtype",
+    ),
+    "misfits": (
+        lambda _, weights, x: weights.misfits({}),
+        (None, "PASS", (("a", "b"),), ((1, 2, 3),), (("a\nPASS",) * 3,)),
+        "hand back the problems of its table",
+    ),
+}
+
+
+@pytest.mark.parametrize("question", ASKED)
+def test_a_wrong_answer_to_a_question_of_a_probe_is_refused(question, golden, port):
+    ask, answers, message = ASKED[question]
+    side = Unanswered.of(golden)
+    for answer in answers:
+        pair = Pair(None, port, None, layout=LAYOUT)
+        with AskedHere(pair, {question: lambda _, answer=answer: answer}) as process:
+            asked = what_is_made(process, {}, {k: getattr(side, k) for k in fields_of(Unanswered)})
+            own, of_table = FrozenPort(process, asked), FrozenWeights(process, asked.layout)
+            with pytest.raises(PairError, match=message):
+                ask(own, of_table, golden.inputs)
 
 
 def test_unaltered_answers_give_the_check_of_this_process(golden, port):

@@ -1,6 +1,7 @@
 """A result's report: reasons first, then the worst tensors, then the notes."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -116,3 +117,21 @@ def test_a_pickled_result_drops_its_modules_and_says_which_call_explains_it():
     assert (again.findings, again.explainer) == (here.findings, None)
     with pytest.raises(ValueError, match=r"call parity\.explain\(reference, port, inputs, …\)"):
         again.explain()
+
+
+IMITATION = f"{'o' * 130} PASS:mine.py:make\nPASS  mine.py:make"
+
+
+IMITATING = {
+    "a note": {"notes": (Finding("scope", IMITATION),)},
+    "a reason": {"failures": (Finding("weights-differ", IMITATION),)},
+    "an explanation": {"explanation": {"text": IMITATION.splitlines()[0]}},
+}
+
+
+@pytest.mark.parametrize("where", IMITATING)
+def test_text_that_quotes_a_port_does_not_begin_a_line(where):
+    failing = Result("float32", "cpu", tuple(FAILING[:1]))
+    shown = str(replace(failing, **IMITATING[where])).splitlines()
+    assert [line for line in shown if line.startswith("PASS")] == []
+    assert len([line for line in shown if line.lstrip().startswith("PASS")]) > 0

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from scipy.special import stdtrit
 from torch import nn
 
 from jax_attn.parity.judge.budget import (
@@ -17,8 +18,8 @@ from jax_attn.parity.judge.budget import (
     RUNS,
     Budget,
     bridge,
-    student_quantile,
 )
+from jax_attn.parity.judge.student import student_quantile
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.reference import Reference
@@ -38,6 +39,14 @@ def test_student_quantile_far_out_is_that_of_its_power_law():
     # Beside 1e-8, each of 8 roundings of numbers near 1: the root, its square, the quotient, the
     # difference, here and in the quantile.
     assert abs((1 - t / math.sqrt(2 + t * t)) - 1e-8) <= 8 * 2.0**-53
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 12, 32, 128])
+def test_student_quantile_is_scipys(freedom):
+    """For the tails of one to 10**10 elements; the sum of 100 roundings of a number up to 128."""
+    for tail in (0.5, 1e-6, 1e-10, 1e-16):
+        expected = -stdtrit(freedom, tail / 2)
+        assert student_quantile(tail, freedom) == pytest.approx(expected, rel=1e-13)
 
 
 @pytest.mark.parametrize("mean", [0.0, 1.0], ids=["signs differ", "one sign"])

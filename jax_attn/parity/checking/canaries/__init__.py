@@ -22,6 +22,7 @@ from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.inputs import try_batches, try_equal_inputs, try_positions
 from jax_attn.parity.checking.canaries.mask_patterns import try_mask_patterns
 from jax_attn.parity.checking.canaries.masks import try_masks
+from jax_attn.parity.checking.canaries.small_branches import try_small_branches
 from jax_attn.parity.checking.canaries.softcaps import Tanhs, try_softcaps
 from jax_attn.parity.checking.canaries.softmaxes import try_softmaxes
 from jax_attn.parity.checking.canaries.weights import (
@@ -71,6 +72,7 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
         lambda: branches.notes(by_masks, elsewhere),
         lambda: try_unread(prepared),
         lambda: try_neutral_weights(prepared),
+        lambda: try_small_branches(prepared),
         lambda: try_padding_ids(prepared),
     )
     parts = [of_masks, *(_at_once(prepared, others) if is_long else (part() for part in others))]

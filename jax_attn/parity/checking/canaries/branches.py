@@ -127,6 +127,8 @@ def _remainder(x: Any, divisor: Any) -> Sides:
         what += "" if x.is_floating_point() else " (longer sequences, if it is a position)"
         acts = bool((torch.remainder(x, number) != x).any())
         yield Side(f"remainder({number:g})", what), acts
+        if acts:
+            yield _below(f"remainder({number:g})", x)
 
 
 def _fmod(x: Any, divisor: Any) -> Sides:
@@ -134,8 +136,13 @@ def _fmod(x: Any, divisor: Any) -> Sides:
     if number is not None:
         what = f"a number of {abs(number):g} or more, or -{abs(number):g} or less"
         yield Side(f"fmod({number:g})", what), bool((x.abs() >= abs(number)).any())
-        below = Side(f"the sign of fmod({number:g})", "a number below 0", standing=_is_whole(x))
-        yield below, bool((x < 0).any())
+        yield _below(f"fmod({number:g})", x)
+
+
+def _below(operator: str, x: torch.Tensor) -> tuple[Side, bool]:
+    """Return the side on which remainder and fmod differ."""
+    side = Side(f"the sign of {operator}", "a number below 0", standing=_is_whole(x))
+    return side, bool((x < 0).any())
 
 
 def _stepped(operator: str, x: Any, *bounds: Any, **named: Any) -> Sides:

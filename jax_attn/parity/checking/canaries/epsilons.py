@@ -127,7 +127,8 @@ def _of_one_norm(prepared: Prepared, norms: list[Site]) -> Iterator[Finding]:
         yield StandingNote(
             "few-tried",
             f"a wrong epsilon of one norm alone was tried in {ALONE} of {len(norms)}: those whose "
-            "result it changes least",
+            "result it changes least; to try the others, check parts of the model with at most "
+            f"{ALONE} norms each",
         )
     if unseen:
         yield StandingNote(

@@ -92,6 +92,13 @@ def _nearest(operator: str, x: Any, out: Sizes | None, *scales: Any) -> Sides:
     yield side, any(a != b for axis in where for a, b in axis)
 
 
+def _to_reals(x: Any, axes: Sizes, norm: int, size: int) -> Sides:
+    """Yield irfft's number of results, which is even if it is left out."""
+    if size > 1:
+        side = Side("the odd n of an irfft", _OTHER, standing=True, anywhere=True)
+        yield side, size % 2 == 1
+
+
 def _each(given: Any, sizes: Sizes) -> list[int]:
     """Return one number for each axis, of which a call may give one for all."""
     numbers = [given] if isinstance(given, int) else [*given]
@@ -105,6 +112,7 @@ def _spelled(sizes: Sizes) -> str:
 LUCKY_SIZES: dict[str, Callable[..., Sides]] = {
     "_adaptive_avg_pool2d": partial(_adaptive, "adaptive_avg_pool2d"),
     "_adaptive_avg_pool3d": partial(_adaptive, "adaptive_avg_pool3d"),
+    "_fft_c2r": _to_reals,
     "_upsample_nearest_exact1d": partial(_nearest, "nearest-exact"),
     "_upsample_nearest_exact2d": partial(_nearest, "nearest-exact"),
     "adaptive_max_pool2d": partial(_adaptive, "adaptive_max_pool2d"),

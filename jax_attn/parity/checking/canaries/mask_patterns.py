@@ -82,7 +82,7 @@ def _is_first(mask: np.ndarray, axis: int) -> np.ndarray:
     return first.reshape(-1, *[1] * (mask.ndim - 1 - axis))
 
 
-def _hides_one_end(mask: np.ndarray) -> bool:
+def hides_one_end(mask: np.ndarray) -> bool:
     """Return whether a mask of texts, (B, S) or (B, 1, 1, S), hides tokens only at one end of each.
 
     Rows that each hide one key fewer than the row before belong to a causal mask, (T, S).
@@ -111,7 +111,7 @@ def _is_causal(mask: np.ndarray) -> bool:
 _ORDINARY = (
     (
         "mask-one-end",
-        _hides_one_end,
+        hides_one_end,
         "hides tokens only at one end of each row, so a port that reads only how many it hides "
         "would pass; to show it, use a row in which a hidden token stands between two that "
         "are not",

@@ -66,9 +66,10 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         sites = sites or {site: effect.moved for site, effect in mode.effects.items()}
         if mode.planted and not prepared.would_fail(run):
             unseen.append(bug)
-    if softmax.OTHER_KEYS in unseen and facts.hiding() is FAINT and _no_input_shows(prepared):
-        unseen.remove(softmax.OTHER_KEYS)
-        notes.append(_ANY_ORDER)
+    for bug, note in _SHOWN_BY_NONE.items() if facts.hiding() is FAINT else ():
+        if bug in unseen and _no_input_shows(prepared, bug):
+            unseen.remove(bug)
+            notes.append(note)
     doubts = []
     if unseen and _reaches(prepared, None):
         doubts = [_doubt(bug, facts.hiding()) for bug in unseen]
@@ -87,7 +88,8 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
     if len(sites) > ALONE:
         few = (
             f"a wrong scale of one softmax alone was tried in {ALONE} of {len(sites)}: those "
-            "whose weights it changes least"
+            "whose weights it changes least; to try the others, check parts of the model that have "
+            f"at most {ALONE} softmaxes each"
         )
         notes.append(StandingNote("few-tried", few))
     if prepared.gradients:
@@ -100,10 +102,11 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
     return DoubtsAndNotes(tuple(doubts), tuple(notes))
 
 
-def _no_input_shows(prepared: Prepared) -> bool:
-    """Return whether weights that go to other keys change no output on drawn inputs, either.
+def _no_input_shows(prepared: Prepared, bug: SoftmaxBug) -> bool:
+    """Return whether a bug changes no output on drawn inputs, either.
 
-    The sum of an entropy, or of a KL divergence, is the same in whatever order its terms are.
+    The sum of an entropy is the same in whatever order its terms are, and a contrastive loss in
+    both directions is the same if the directions are exchanged.
     """
     rng, reference = np.random.default_rng(prepared.seed), prepared.reference
     drawn = {
@@ -113,7 +116,7 @@ def _no_input_shows(prepared: Prepared) -> bool:
     }
     others = with_inputs(reference, drawn)
     right = run_planted(others, Float64())
-    wrong = run_planted(others, softmax.OTHER_KEYS.planted())
+    wrong = run_planted(others, bug.planted())
     if not drawn or right is None or wrong is None:
         return False
     want = right.kinds["output"]
@@ -123,11 +126,19 @@ def _no_input_shows(prepared: Prepared) -> bool:
     )
 
 
-_ANY_ORDER = StandingNote(
-    "other-keys",
-    "the outputs do not depend on the order of a softmax's keys, so no inputs would reveal weights "
-    "that go to other keys",
-)
+_SHOWN_BY_NONE = {
+    softmax.OTHER_KEYS: StandingNote(
+        "other-keys",
+        "the outputs do not depend on the order of a softmax's keys, so no inputs would reveal "
+        "weights that go to other keys",
+    ),
+    softmax.OVER_QUERIES: StandingNote(
+        "softmax-over-queries",
+        "the outputs stay the same if every softmax is taken over the queries, as for a loss that "
+        "adds up both directions, so no inputs would reveal that",
+    ),
+}
+"""Bug -> the note, if it changes no output on any inputs."""
 
 
 def _doubt(bug: SoftmaxBug, hiding: Hiding) -> Finding:

@@ -11,10 +11,11 @@ from torch._ops import OpOverload
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs, with_tensors
 from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.checking.canaries.mask_patterns import hides_one_end
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote, findings
+from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.inputs_and_runs import Run, is_float
 from jax_attn.parity.run.modes.constants import Kwargs, storages
@@ -27,10 +28,6 @@ _NEUTRAL = (0.0, 1.0)
 """Adding 0 has no effect; multiplying or dividing by 1 has none."""
 
 _REMEDY = "other numbers there on both sides, such as those of a trained model"
-
-
-_TINY = 1e-3
-"""A factor of this size, as of LayerScale, makes a branch too small to show."""
 
 
 def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
@@ -49,7 +46,6 @@ def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
                 notes.append(_formula(names, value))
     else:
         notes += _left_out(prepared, "parameter", module.named_parameters())
-        notes += _tiny(prepared)
         notes += _neutral_inputs(prepared)
     return DoubtsAndNotes((), tuple(notes))
 
@@ -76,21 +72,6 @@ def _left_out(
                 "neutral-weights",
                 f"{kind}{s} {quoted(names)} of the reference {are} {value:g} throughout, so a port "
                 f"that leaves {them} out may pass; to show it, use {_REMEDY}",
-            )
-
-
-def _tiny(prepared: Prepared) -> Iterator[Finding]:
-    """Note the factors that would change the outputs if they were 1, and do not as they are."""
-    for value, names in _constants(prepared.reference.module.named_parameters()):
-        if not 0 < abs(value) <= _TINY or _changes_outputs(prepared, {*names}, torch.zeros_like):
-            continue
-        if _changes_outputs(prepared, {*names}, torch.ones_like):
-            s, are, them = _number(names)
-            yield Finding(
-                "tiny-weights",
-                f"parameter{s} {quoted(names)} of the reference {are} {value:g} throughout, so "
-                f"small that a port without {them}, or without what {them} multiplies, would pass; "
-                f"to show it, use {_REMEDY}, or gradients=True",
             )
 
 
@@ -193,34 +174,52 @@ def try_unread(prepared: Prepared) -> DoubtsAndNotes:
     return DoubtsAndNotes((), (Finding("unreached-weights", note),))
 
 
-# --- ids without padding, which the reference treats specially (RoBERTa's positions) --------------
+# --- padding of ids that the reference treats specially (RoBERTa's positions) ---------------------
 
 
 def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
-    """Note ids without their embedding's padding id if the reference treats that id specially.
+    """Note ids without their embedding's padding id, or with it only at one end of each row, if the
+    reference treats that id specially.
 
     If two ids are exchanged, and their rows of the embedding too, the outputs stay the same, unless
     one of the ids has a meaning beyond its row.
     """
-    notes = []
+    notes: list[Finding] = []
     for path, table in prepared.reference.module.named_modules():
         if not isinstance(table, torch.nn.Embedding | torch.nn.EmbeddingBag):
             continue
         if (pad := table.padding_idx) is None:
             continue
         for name, ids in named_inputs(prepared.reference).items():
-            if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).any():
+            if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).all():
                 continue
-            used = int(ids.flat[ids.size // 2])
+            others = ids[ids != pad]
+            used = int(others[len(others) // 2])
             exchanged = partial(_exchanged, prepared, path, name, used)
+            is_padded = bool((ids == pad).any())
+            is_bag = isinstance(table, torch.nn.EmbeddingBag)  # which has no places
+            if is_padded and (is_bag or not hides_one_end(ids == pad)):
+                continue
             other = next((i for i in range(len(table.weight)) if i not in (pad, used)), used)
-            if _is_same(prepared, exchanged(other)) and _differs(prepared, exchanged(pad)):
-                notes.append(
-                    f"no id of input {name!r} is {pad}, the padding of `{path}`, which the "
-                    "reference treats apart from other ids, so what the port makes of it was not "
-                    f"checked; to show it, use rows that end in some ids of {pad}"
-                )
-    return DoubtsAndNotes((), findings("no-padding", notes))
+            if not (_is_same(prepared, exchanged(other)) and _differs(prepared, exchanged(pad))):
+                continue
+            if is_padded:
+                notes.append(StandingNote("mask-one-end", _ONE_END.format(name, pad, path)))
+            else:
+                notes.append(Finding("no-padding", _NO_PADDING.format(name, pad, path)))
+    return DoubtsAndNotes((), tuple(notes))
+
+
+_ONE_END = (
+    "input {0!r} holds {1}, the padding of `{2}`, only at one end of each row, so a port that "
+    "counts places in place of tokens may pass; to show it, use rows that are padded at the other "
+    "end, too"
+)
+_NO_PADDING = (
+    "no id of input {0!r} is {1}, the padding of `{2}`, which the reference treats apart from "
+    "other ids, so what the port makes of it was not checked; to show it, use rows that end in "
+    "some ids of {1}"
+)
 
 
 def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:

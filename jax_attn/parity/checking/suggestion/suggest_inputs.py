@@ -20,7 +20,6 @@ from jax_attn.parity.checking.arguments import (
     seed_type_problems,
     type_problems,
 )
-from jax_attn.parity.checking.several_inputs import Given
 from jax_attn.parity.checking.suggestion.input_table import (
     ADDED,
     Lengths,
@@ -35,6 +34,7 @@ from jax_attn.parity.checking.suggestion.input_table import (
 from jax_attn.parity.checking.suggestion.reference_sizes import ReferenceSizes, other_prime
 from jax_attn.parity.checking.suggestion.trials import ReferenceTrial, Signature
 from jax_attn.parity.judge.text import joined
+from jax_attn.parity.pair.pair import Given
 from jax_attn.parity.run.inputs_and_runs import Arrays
 
 _TRIALS = 2000

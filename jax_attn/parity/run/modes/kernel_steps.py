@@ -1,14 +1,18 @@
 """The steps inside torch's kernels: as a port writes them, or how many roundings they are worth."""
 
+import inspect
 import math
 import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from jax_attn.parity.run.modes.constants import Kwargs, each, tensors_of
+
+_prims = torch.ops.prims
 
 # Kernels of several steps, which a port writes out and rounds at each step: x * sigmoid(x).
 COMPOSED = frozenset(
@@ -73,6 +77,135 @@ WRITTEN: dict[str, Callable[..., Any]] = {
     "log_sigmoid_backward": _log_sigmoid_backward,
 }
 """Kernels whose steps in a port differ from torch's decompositions."""
+
+
+def _unwrapped(func: OpOverload) -> Callable[..., Any]:
+    """Return torch's decomposition without its wrappers.
+
+    They promote types, of which there is one here, and import torch's compiler to do so.
+    """
+    return inspect.unwrap(decomposition_table[func])
+
+
+def _layer_norm(
+    x: torch.Tensor,
+    shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the result, the means and the reciprocals of the deviations."""
+    x = x.contiguous()
+    axes = list(range(x.ndim - len(shape), x.ndim))
+    variance, mean = torch.var_mean(x, dim=axes, unbiased=False, keepdim=True)
+    scale = torch.rsqrt(variance + eps)
+    out = (x - mean) * scale
+    out = out if weight is None else out * weight.contiguous()
+    return out if bias is None else out + bias.contiguous(), mean, scale
+
+
+def _layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    shape: Sequence[int],
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    wanted: Sequence[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of x, weight and bias, if they are wanted."""
+    grad, x = (a.to(a.dtype, memory_format=torch.contiguous_format) for a in (grad, x))
+    axes = list(range(x.ndim))
+    outer, inner = axes[: x.ndim - len(shape)], axes[x.ndim - len(shape) :]
+    terms = math.prod(shape)
+    x_hat = (x - mean) * scale
+    of_x_hat = grad if weight is None else grad * weight
+    own, shared = of_x_hat * terms, torch.sum(of_x_hat, inner, True)
+    along = x_hat * torch.sum(of_x_hat * x_hat, inner, True)
+    moved = own - shared - along
+
+    def over_rows(each: torch.Tensor) -> torch.Tensor:
+        return torch.sum(each, outer, False) if outer else each.clone()
+
+    return (
+        (scale / terms) * moved if wanted[0] else None,
+        over_rows(grad * x_hat) if wanted[1] and weight is not None else None,
+        over_rows(grad) if wanted[2] and bias is not None else None,
+    )
+
+
+def _var_mean(
+    x: torch.Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return variances and means, as the primitives of torch's decomposition."""
+    if not isinstance(dim, Sequence) or not dim:  # of all axes, in one of several spellings
+        known = decomposition_table[torch.ops.aten.var_mean.correction]
+        return known(x, dim, unbiased, keepdim, correction=correction)
+    axes = sorted(axis % x.ndim for axis in dim)
+    lost = float(unbiased is not False) if correction is None else float(correction)
+
+    def kept(reduced: torch.Tensor) -> torch.Tensor:
+        for axis in axes if keepdim else ():
+            reduced = reduced.unsqueeze(axis)
+        return reduced
+
+    variance = kept(_prims.var.default(x, axes, lost))
+    total = kept(_prims.sum.default(x, axes))
+    return variance, _prims.div.default(total, float(math.prod(x.shape[axis] for axis in axes)))
+
+
+def _softmax(x: torch.Tensor, dim: int, to_float: bool) -> torch.Tensor:
+    if not x.numel():
+        return _unwrapped(torch.ops.aten._softmax.default)(x, dim, to_float)
+    x = x.contiguous()
+    exponentials = torch.exp(x - torch.amax(x, dim, keepdim=True))
+    return exponentials / torch.sum(exponentials, dim, keepdim=True)
+
+
+def _log_softmax(x: torch.Tensor, dim: int, to_float: bool) -> torch.Tensor:
+    if not x.numel():
+        return _unwrapped(torch.ops.aten._log_softmax.default)(x, dim, to_float)
+    x = x.contiguous()
+    shifted = x - torch.amax(x, dim, keepdim=True)
+    return shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    "_softmax": _softmax,
+    "_log_softmax": _log_softmax,
+    "var_mean": _var_mean,
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "_softmax_backward_data": _unwrapped(torch.ops.aten._softmax_backward_data.default),
+    "_log_softmax_backward_data": _unwrapped(torch.ops.aten._log_softmax_backward_data.default),
+}
+"""Kernels whose steps are those of torch's decompositions, which take 2 s to import what compiles
+them."""
+
+
+def as_operator(
+    func: OpOverload, args: tuple, kwargs: dict[str, Any]
+) -> tuple[OpOverload, tuple, dict[str, Any]]:
+    """Return an equal operator and its arguments for the primitives that steps here use.
+
+    To run a primitive on a plain tensor, torch imports its compiler.
+    """
+    if func is _prims.sum.default and not kwargs:
+        return torch.ops.aten.sum.dim_IntList, args, {}
+    if func is _prims.var.default and type(args[0]) is torch.Tensor and len(args) == 3:
+        return torch.ops.aten.var.correction, args[:2], {"correction": args[2], **kwargs}
+    return func, args, kwargs
+
+
+def steps_of(func: OpOverload) -> Callable[..., Any]:
+    """Return a function of float64 tensors that computes a kernel step by step."""
+    return WRITTEN.get(func.overloadpacket.__name__) or _unwrapped(func)
 
 
 _CONTIGUOUS = frozenset(("native_layer_norm_backward", "_log_softmax_backward_data"))

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from jax_attn.parity.run.modes.constants import each
+from jax_attn.parity.run.modes.mode import Mode
+
 _aten = torch.ops.aten
 _functorch: Any = torch._C._functorch
 _keys = torch._C.DispatchKey
@@ -23,6 +26,14 @@ _EXCLUDED = (
 )
 """Dispatch keys below autograd that keep the rules for an added axis, which torch leaves out of
 calls from a tensor class or a mode."""
+
+
+_COMPUTED = {
+    _aten._conj.default: _aten.conj_physical.default,
+    _aten._neg_view.default: _aten.neg.default,
+}
+"""View -> the operator that computes its numbers. These views only set a bit, which is read by keys
+above the one that calls a tensor class."""
 
 
 class UnlikeRunsError(Exception):
@@ -59,6 +70,7 @@ class RunsTensor(torch.Tensor):
         cls, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        func = _COMPUTED.get(func, func)
         kind = _kind(func)
         if kind == "composite":
             return func.decompose(*args, **kwargs)
@@ -81,6 +93,23 @@ class RunsTensor(torch.Tensor):
             return args[0] if mutable else RunsTensor(each)
         each = _over_runs(_with_a_rule(func), args, kwargs)
         return args[0] if mutable else _map(RunsTensor, each)
+
+
+class OneByOne(Mode):
+    """Pass on a tensor of runs to its class, under a mode of perturbed runs.
+
+    torch itself would ask for each whether it is a distributed tensor, which imports those (2 s).
+    """
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
+        if RunsTensor not in types:
+            return func(*args, **(kwargs or {}))
+        if _kind(func) != "composite":
+            return RunsTensor.__torch_dispatch__(func, types, args, kwargs)
+        with self:
+            return func.decompose(*args, **(kwargs or {}))
 
 
 @cache
@@ -157,17 +186,17 @@ def _over_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         finally:
             _functorch._set_vmap_fallback_enabled(falls_back)
             _functorch._vmap_decrement_nesting()
-    return run_by_run(func, args, kwargs)
+    return _run_by_run(func, args, kwargs)
 
 
 @cache
-def takes_tensors(func: OpOverload) -> OpOverload:
+def _takes_tensors(func: OpOverload) -> OpOverload:
     """Return the overload of an operator that takes tensors as its numbers, if any, else itself."""
     other = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor"}.get(func._overloadname, "")
     return getattr(func.overloadpacket, other) if other in func.overloadpacket.overloads() else func
 
 
-def run_by_run(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _run_by_run(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     """Apply an operator to one run after another; its number arguments may differ between runs."""
     slots = {a.name: str(a.type) for a in func._schema.arguments}
     of_args = dict(zip(slots, args, strict=False)) | kwargs
@@ -186,7 +215,17 @@ def run_by_run(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
     )
 
 
-def has_numbers_of_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
+def each_called(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Call an operator, run by run if it takes numbers that differ by run."""
+    if not _has_numbers_of_runs(func, args, kwargs):
+        return func(*args, **kwargs)
+    func = _takes_tensors(func)
+    if not _has_numbers_of_runs(func, args, kwargs):
+        return func(*args, **kwargs)
+    return each(RunsTensor, _run_by_run(func, args, kwargs))
+
+
+def _has_numbers_of_runs(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Return whether some argument holds a number for every run where `func` takes no tensor."""
     slots = {a.name: str(a.type) for a in func._schema.arguments}
     given = dict(zip(slots, args, strict=False)) | kwargs

@@ -35,17 +35,17 @@ from jax_attn.parity.run.modes.float64_mode import (
 )
 from jax_attn.parity.run.modes.kernel_steps import (
     COMPOSED,
+    STEPS,
     WRITTEN,
+    as_operator,
     hidden_steps,
     laid_out_by_kernel,
+    steps_of,
     unwritten_zeros,
 )
 from jax_attn.parity.run.modes.many_runs import (
-    RunsTensor,
+    each_called,
     first_run,
-    has_numbers_of_runs,
-    run_by_run,
-    takes_tensors,
 )
 from jax_attn.parity.run.modes.products import apart, bias_gradient_apart
 from jax_attn.parity.run.modes.rounding import DrawnRounding, has_reciprocal
@@ -160,12 +160,8 @@ class Perturbed(Unperturbed):
 
     def call(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return the operator's own result, run by run if it takes numbers that differ by run."""
-        if self.runs is None or not has_numbers_of_runs(func, args, kwargs):
-            return func(*args, **kwargs)
-        func = takes_tensors(func)
-        if not has_numbers_of_runs(func, args, kwargs):
-            return func(*args, **kwargs)
-        return each(RunsTensor, run_by_run(func, args, kwargs))
+        call = as_operator(func, args, kwargs)
+        return each_called(*call) if self.runs else call[0](*call[1], **call[2])
 
     def _sparse(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Return an operator's result on sparse tensors, whose own numbers stay as they are."""
@@ -249,11 +245,11 @@ class Perturbed(Unperturbed):
         result: Any = NotImplemented
         if name in COMPOSED or name in WRITTEN or self._stores_steps(name, args):
             with self._inside(self.precision):
-                result = (WRITTEN.get(name) or decomposition_table[func])(*args, **kwargs)
+                result = steps_of(func)(*args, **kwargs)
             if result is not NotImplemented:
                 return laid_out_by_kernel(name, result)
         if torch.Tag.pointwise not in func.tags:
-            if known := decomposition_table.get(func):
+            if known := STEPS.get(name) or decomposition_table.get(func):
                 inside = self._inside(replace(self.precision, store=self.precision.acc))
                 # Inside a norm's kernel torch adds up float16's bias gradients in float16.
                 if self._adds_in_dtype or self.dtype is torch.float16:

@@ -320,6 +320,21 @@ def test_sums_over_all_keys_are_not_doubted(call):
     assert "other-keys" in tried.standing
 
 
+def contrastive(x):
+    """The loss of pairs in both directions, which stays the same if these are exchanged."""
+    scores, pairs = x[0] @ x[1].mT, torch.arange(x.shape[1])
+    losses = [torch.nn.functional.cross_entropy(s, pairs) for s in (scores, scores.mT)]
+    return sum(losses)
+
+
+def test_a_loss_of_both_directions_is_not_doubted():
+    tried = try_on(contrastive, (X,))
+    assert tried.doubts == []
+    assert "softmax-over-queries" in tried.standing
+    one = try_on(lambda x: attend(x, x, x), (UNIFORM,))
+    assert "softmax-over-queries" in one.doubts
+
+
 def test_keys_that_are_alike_are_doubted_where_others_would_show():
     assert "other-keys" in try_on(lambda x: attend(x, x, x), (UNIFORM,)).doubts
 

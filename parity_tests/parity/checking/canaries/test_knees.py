@@ -108,6 +108,18 @@ ROWS = {
         (BOTH,),
         "the uneven windows of adaptive_avg_pool2d(2)",
     ),
+    "irfft of an even number": (
+        lambda x: torch.fft.irfft(torch.fft.rfft(x), n=x.shape[-1]),
+        (SMALL,),
+        (IMAGE,),
+        "the odd n of an irfft",
+    ),
+    "the sign of a remainder": (
+        lambda x, ids: x * torch.remainder(ids, 2),
+        (X, DISTINCT),
+        (X, DISTINCT - 4),
+        "the sign of remainder(2)",
+    ),
     "nearest to a multiple": (
         lambda x: F.interpolate(x, size=(16, 12)),
         (SMALL,),

@@ -98,31 +98,6 @@ def test_parameters_that_were_drawn_are_not_noted():
         assert {*notes}.isdisjoint({"neutral-weights", "neutral-formula"})
 
 
-class Scaled(torch.nn.Module):
-    """A branch with a factor, as LayerScale's."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = torch.nn.Parameter(factor * ONES)
-
-    def forward(self, x):
-        return x + self.factor * torch.tanh(x)
-
-
-FACTORS = {
-    "below rounding": (1e-9, False, True),
-    "below rounding, with gradients": (1e-9, True, False),
-    "far above rounding": (1e-3, False, False),
-}
-
-
-@pytest.mark.parametrize("row", FACTORS)
-def test_a_factor_too_small_to_show_is_noted(row):
-    factor, gradients, noted = FACTORS[row]
-    tried = try_on(Scaled(factor), (X,), gradients=gradients)
-    assert ("tiny-weights" in tried.notes) == noted, tried.said
-
-
 INPUTS = {
     "zeros that are added": (added, np.zeros(D), False, True),
     "ones that divide": (divided, np.ones(D), False, True),

@@ -45,6 +45,25 @@ ROWS = {
 }
 
 
+# ids -> whether they show only padding at one end, to a reference that counts positions by tokens
+ENDS = {
+    "on the right": (skipping, np.where(IDS == 7, PAD, IDS), True),
+    "on the left": (skipping, np.where(IDS == 4, PAD, IDS), True),
+    "at both ends": (skipping, np.where((IDS == 4) | (IDS == 7), PAD, IDS), False),
+    "between tokens": (skipping, np.where(IDS == 5, PAD, IDS), False),
+    "an id as others": (in_order, np.where(IDS == 7, PAD, IDS), False),
+    "rows that are read otherwise, too": (tied, np.where(IDS == 7, PAD, IDS), False),
+}
+
+
+@pytest.mark.parametrize("row", ENDS)
+def test_padding_at_one_end_is_noted(row):
+    of, ids, noted = ENDS[row]
+    torch.manual_seed(0)
+    tried = try_on(Words(of), {"input_ids": ids}, gradients=True)
+    assert ("mask-one-end" in tried.standing) == noted, tried.said
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_ids_without_padding_are_noted(row):
     of, ids, noted = ROWS[row]

@@ -44,7 +44,8 @@ def _options(**options: tuple[Any, Any]) -> str:
 
 def _linear(module: nn.Linear) -> str:
     use_bias = module.bias is not None
-    return f"nnx.Linear({module.in_features}, {module.out_features}{_options(use_bias=(use_bias, True))})"
+    options = _options(use_bias=(use_bias, True))
+    return f"nnx.Linear({module.in_features}, {module.out_features}{options})"
 
 
 def _embedding(module: nn.Embedding) -> str | None:
@@ -89,7 +90,10 @@ _BIAS = Tensor("bias")
 _CONV = Leaf(
     _conv,
     "jnp.moveaxis(module(jnp.moveaxis(x, 1, -1)), -1, 1)",
-    {"weight": Tensor("kernel", transfer.conv), "bias": _BIAS},
+    {
+        "weight": Tensor("kernel", transfer.conv, "jnp.moveaxis(self, (-1, -2), (0, 1))"),
+        "bias": _BIAS,
+    },
 )
 
 LEAVES: dict[type[nn.Module], Leaf] = {

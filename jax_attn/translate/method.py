@@ -1,28 +1,24 @@
 """One call of a module as the statements of a method, with the names of torch's own source."""
 
 import ast
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from jax_attn.translate.calls import Call, is_size, operands, resolved
+from jax_attn.translate.axes import Axes
+from jax_attn.translate.calls import Call, is_size, resolved
 from jax_attn.translate.expression import Written, filled, literal, parsed, with_operands
-from jax_attn.translate.frames import Frame, frames
 from jax_attn.translate.leaves import leaf
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.sizes import Sizes
+from jax_attn.translate.scope import Scope, Tree
 from jax_attn.translate.source_lines import (
-    Statement,
     aliases,
     loop_variable,
-    return_names,
-    statement,
 )
 from jax_attn.translate.tidy import tidied, without_unread
 
@@ -45,175 +41,28 @@ class Method:
     functions: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Tree:
-    """What a method must know of the rest.
-
-    Attributes:
-      sizes: names of the sizes that vary.
-      state: the name of each parameter, buffer and constant.
-      signatures: for each module that is a class of the file, by path: its arguments in order.
-      attribute: the expression of a module from another that contains it, by both paths.
-      returned: what the reference returns.
-    """
-
-    sizes: Sizes
-    state: Mapping[Node, str]
-    signatures: Callable[[Call], Sequence[str]]
-    is_inlined: Callable[[Call], bool]
-    attribute: Callable[[str, str], str]
-    tensor: Callable[[str, str], Written]
-    returned: Any
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis of an argument, and the variable that holds its size."""
-
-    argument: str
-    axis: int
-    variable: str
-
-
 def _name(text: str) -> Written:
     return ast.Name(text, ast.Load())
 
 
-class Writer:
+def _element(node: Node) -> tuple[Node, int]:
+    """Return what a `getitem` reads, and the index."""
+    source, index = node.args
+    assert isinstance(source, Node)
+    assert isinstance(index, int)
+    return source, index
+
+
+class Writer(Scope):
     """Write one call as a method. Use `method`."""
 
     def __init__(self, call: Call, tree: Tree) -> None:
-        self.call = call
-        self.tree = tree
-        self.items: list[Node | Call] = []
-        self._splice(call)
-        self.own = {id(item) for item in self.items}
-        self.produced: dict[Node, Node | Call] = {}
-        for item in self.items:
-            for value in item.results if isinstance(item, Call) else (item,):
-                self.produced[value] = item
-        self.returned = self._returned()
-        self.uses = Counter[Node]()
-        self.users: dict[Node, list[Node | Call | None]] = {}
-        for item in self.items:
-            for value in self._read(item):
-                self._use(value, item)
-        for value in self.returned:
-            self._use(value, None)
-        self.places = {id(item): self._place(item) for item in self.items}
-        self.leaving: dict[Statement, list[Node]] = {}
-        for value, item in self.produced.items():
-            place = self.places[id(item)]
-            if place is not None and any(
-                user is None or self.places[id(user)] != place for user in self.users.get(value, ())
-            ):
-                self.leaving.setdefault(place, []).append(value)
-        self.names: dict[Node, str] = {}
-        self.held: dict[str, Node] = {}
-        self.position = {id(item): place for place, item in enumerate(self.items)}
+        super().__init__(call, tree)
         self.body: list[ast.stmt] = []
         self.written_already: set[int] = set()
         self.place = 0
-        self.axes = self._axes()
-        self.read_sizes: dict[str, None] = {}
+        self.axes = Axes(call, tree.sizes)
         self.result = Method(list(call.given), [])
-
-    # -- what there is
-
-    def _splice(self, call: Call) -> None:
-        for step in call.steps:
-            if isinstance(step, Call) and self.tree.is_inlined(step):
-                self._splice(step)
-            else:
-                self.items.append(step)
-
-    def _read(self, item: Node | Call) -> list[Node]:
-        if isinstance(item, Call):
-            return list(item.given.values())
-        return operands(item)
-
-    def _use(self, value: Node, item: Node | Call | None) -> None:
-        self.uses[value] += 1
-        self.users.setdefault(value, []).append(item)
-
-    def _returned(self) -> list[Node]:
-        if self.call.path:
-            return self.call.results
-        return [
-            each
-            for each in torch.utils._pytree.tree_leaves(self.tree.returned)
-            if isinstance(each, Node)
-        ]
-
-    # -- torch's source
-
-    def _first(self, item: Node | Call) -> Node | None:
-        return next(item.nodes(), None) if isinstance(item, Call) else item
-
-    def _place(self, item: Node | Call) -> Statement | None:
-        frame = self._frame(item)
-        return statement(frame) if frame is not None else None
-
-    def _statement(self, item: Node | Call) -> Statement | None:
-        return self.places[id(item)]
-
-    def _frame(self, item: Node | Call) -> Frame | None:
-        node = self._first(item)
-        found = frames(node) if node is not None else ()
-        return found[min(self.call.depth, len(found) - 1)] if found else None
-
-    def _own_name(self, value: Node) -> str | None:
-        """Return the name that torch's source gives to a value, if it gives one."""
-        item = self.produced[value]
-        place = self._statement(item)
-        if place is None or not place.targets:
-            return None
-        leaving = self.leaving.get(place, [])
-        if value not in leaving:
-            return None
-        if len(place.targets) == 1 and isinstance(item, Call) and len(item.results) > 1:
-            return self._result_name(item, value)
-        if len(place.targets) == 1:
-            return place.targets[0] if len(leaving) == 1 or value is leaving[-1] else None
-        if isinstance(item, Call) and len(item.results) > 1:
-            index = item.results.index(value)
-        else:
-            index = leaving.index(value)
-        return place.targets[index] if index < len(place.targets) else None
-
-    def _helper_name(self, value: Node) -> str | None:
-        """Return the name of a value in the helper function that computed it."""
-        item = self.produced[value]
-        if not isinstance(item, Node):
-            return None
-        stack = frames(item)
-        for level in range(self.call.depth + 1, len(stack)):
-            place = statement(stack[level])
-            if len(place.targets) != 1 or place.targets[0] is None:
-                continue
-            users = [frames(user) if isinstance(user, Node) else () for user in self.users[value]]
-            if any(len(other) <= level or statement(other[level]) != place for other in users):
-                return place.targets[0]
-        return None
-
-    def _made_name(self, value: Node) -> str:
-        if name := self._helper_name(value):
-            return name
-        item = self.produced[value]
-        if isinstance(item, Call):
-            base = self._result_name(item, value) or item.path.rpartition(".")[2]
-            if base.isdigit():
-                base = item.path.rsplit(".", 2)[-2]
-        else:
-            base = str(item.target).split(".")[1] if "." in str(item.target) else "value"
-        return re.sub(r"\W|^(?=\d)", "", base.strip("_")) or "value"
-
-    def _result_name(self, item: Call, value: Node) -> str | None:
-        """Return the name that a called module returns one of several values by."""
-        found = frames(value)
-        if len(item.results) == 1 or len(found) <= item.depth:
-            return None
-        return return_names(found[item.depth], len(item.results))[item.results.index(value)]
 
     # -- expressions
 
@@ -247,15 +96,11 @@ class Writer:
         """Write a size: a number, or an expression in the names of sizes that vary."""
         if isinstance(value, int):
             return literal(value)
-        tree = parsed(self.tree.sizes.written(value))
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        if names <= set(self.axes):
-            self.read_sizes.update(dict.fromkeys(names))
-            return tree
-        text = ast.unparse(tree)
-        if text in self.axes:
-            self.read_sizes.setdefault(text)
-            return _name(self.axes[text].variable)
+        written = self.axes.written(value)
+        return written if written is not None else self._size_of_a_value(value)
+
+    def _size_of_a_value(self, value: Any) -> Written:
+        text = self.tree.sizes.written(value)
         for name, node in self.held.items():
             shape = node.meta["val"].shape if isinstance(node.meta["val"], torch.Tensor) else ()
             for axis, size in enumerate(shape):
@@ -274,7 +119,7 @@ class Writer:
                 return called
             return ast.Subscript(called, literal(item.results.index(value)), ast.Load())
         if "getitem" in str(item.target) and "built-in" in str(item.target):
-            source, index = item.args
+            source, index = _element(item)
             made = self._operator(resolved(source)) if source not in self.names else None
             if isinstance(made, tuple):
                 return made[index]
@@ -287,6 +132,7 @@ class Writer:
 
     def _operator(self, node: Node) -> Written | tuple[Written, ...]:
         target = node.target
+        assert isinstance(target, torch._ops.OpOverload)
         arguments = bound(target, node.args, node.kwargs)
         values = torch.fx.node.map_arg(arguments, lambda each: each.meta["val"])
         # A tensor is a mark at first, to see how often the rule reads it.
@@ -338,31 +184,6 @@ class Writer:
 
     # -- statements
 
-    def _is_folded(self, value: Node) -> bool:
-        """Return whether a value is written where it is used, and has no statement."""
-        item = self.produced[value]
-        if self.uses[value] != 1:
-            return False
-        if isinstance(item, Call) and len(item.results) > 1:
-            return False
-        (user,) = self.users[value]
-        if user is None:
-            return True
-        if self._own_name(value) is None:
-            return True
-        return self._statement(user) == self._statement(item)
-
-    def _last_use(self, value: Node) -> int:
-        places = [
-            len(self.items) if user is None else self.position[id(user)]
-            for user in self.users.get(value, ())
-        ]
-        # A folded user reads where its own user stands.
-        for user in self.users.get(value, ()):
-            if isinstance(user, Node) and user in self.produced and self._is_folded(user):
-                places.append(self._last_use(user))
-        return max(places, default=-1)
-
     def _assigned(self, value: Node, place: int) -> str:
         """Choose the name of a value, keeping what a name holds while it is still read."""
         name = self._own_name(value) or self._made_name(value)
@@ -399,37 +220,6 @@ class Writer:
         targets: list[ast.expr] = [ast.Name(name, ast.Store()) for name in names]
         target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
         self.body.append(ast.Assign([target], made))
-
-    def _repeated(self, place: int) -> list[Call]:
-        """Return the calls from here that are one loop over a list of modules."""
-        first = self.items[place]
-        run: list[Call] = []
-        if not isinstance(first, Call) or len(first.results) != 1:
-            return run
-        parent, _, index = first.path.rpartition(".")
-        if not index.isdigit():
-            return run
-        run = [first]
-        for item in self.items[place + 1 :]:
-            last = run[-1]
-            if not isinstance(item, Call) or item.path != f"{parent}.{int(index) + len(run)}":
-                break
-            if type(item.module) is not type(first.module) or set(item.given) != set(last.given):
-                break
-            same = all(
-                node is last.given[name]
-                or (
-                    node is last.results[0]
-                    and last.given[name]
-                    is (run[-2].results[0] if len(run) > 1 else last.given[name])
-                )
-                for name, node in item.given.items()
-            )
-            carried = [n for n, node in item.given.items() if node is last.results[0]]
-            if not same or len(carried) != 1 or self.uses[last.results[0]] != 1:
-                break
-            run.append(item)
-        return run if len(run) > 1 else []
 
     def _loop(self, run: list[Call], place: int) -> None:
         parent = run[0].path.rpartition(".")[0]
@@ -493,7 +283,7 @@ class Writer:
             if isinstance(item, Call) and len(item.results) > 1:
                 self._assign(item.results, self._called(item), place - 1)
                 continue
-            if isinstance(item.meta["val"] if isinstance(item, Node) else None, (tuple, list)):
+            if isinstance(item, Node) and isinstance(item.meta["val"], (tuple, list)):
                 self._several(item, place - 1)
                 continue
             self._assign(values, self.expression(values[0]), place - 1)
@@ -508,9 +298,9 @@ class Writer:
         made = self._operator(item)
         if isinstance(made, tuple):
             return
-        indices = [user.args[1] for user in users]
+        indices = [_element(user)[1] for user in users]
         if sorted(indices) == list(range(len(item.meta["val"]))) and len(indices) > 1:
-            ordered = sorted(users, key=lambda user: user.args[1])
+            ordered = sorted(users, key=lambda user: _element(user)[1])
             self._assign(ordered, made, place)
             self.written_already.update(id(user) for user in ordered)
         else:
@@ -534,34 +324,8 @@ class Writer:
 
     def _finished(self) -> Method:
         body = without_unread([tidied(each) for each in self.body])
-        self.result.body = [*self._size_statements(), *body]
+        self.result.body = [*self.axes.statements(), *body]
         return self.result
-
-    def _axes(self) -> "dict[str, Axis]":
-        """Return where each size that varies can be read from the arguments."""
-        found: dict[str, Axis] = {}
-        for argument, node in self.call.given.items():
-            for axis, size in enumerate(node.meta["val"].shape):
-                if isinstance(size, torch.SymInt):
-                    text = self.tree.sizes.written(size)
-                    variable = text if text.isidentifier() else f"{argument}_size"
-                    found.setdefault(text, Axis(argument, axis, variable))
-        return found
-
-    def _size_statements(self) -> list[ast.stmt]:
-        """Read the sizes that are used, `B, T = x.shape[:2]`, each once."""
-        by_argument: dict[str, list[Axis]] = {}
-        for text, axis in self.axes.items():
-            if text in self.read_sizes:
-                by_argument.setdefault(axis.argument, []).append(axis)
-        lines: list[str] = []
-        for argument, axes in by_argument.items():
-            if len(axes) > 1 and [each.axis for each in axes] == list(range(len(axes))):
-                names = ", ".join(each.variable for each in axes)
-                lines.append(f"{names} = {argument}.shape[:{len(axes)}]")
-            else:
-                lines += [f"{each.variable} = {argument}.shape[{each.axis}]" for each in axes]
-        return ast.parse("\n".join(lines)).body
 
 
 def method(call: Call, tree: Tree) -> Method:

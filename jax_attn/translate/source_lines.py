@@ -44,12 +44,13 @@ def _enclosing(file: str, line: int) -> tuple[ast.stmt | None, ast.stmt | None]:
     for node in _statements(file):
         if not node.lineno <= line <= (node.end_lineno or 0):
             continue
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if function is None or node.lineno >= function.lineno:
-                function = node
-        elif not isinstance(node, ast.ClassDef):
-            if statement is None or node.lineno >= statement.lineno:
-                statement = node
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if is_function and (function is None or node.lineno >= function.lineno):
+            function = node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if statement is None or node.lineno >= statement.lineno:
+            statement = node
     return statement, function
 
 
@@ -103,9 +104,12 @@ def return_names(frame: Frame, count: int) -> tuple[str | None, ...]:
     """Return the names that the function of a frame returns `count` values by."""
     _, function = _enclosing(frame.file, frame.line)
     for node in ast.walk(function) if function else ():
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
-            if len(node.value.elts) == count:
-                return tuple(map(_root_name, node.value.elts))
+        if (
+            isinstance(node, ast.Return)
+            and isinstance(node.value, ast.Tuple)
+            and len(node.value.elts) == count
+        ):
+            return tuple(map(_root_name, node.value.elts))
     return (None,) * count
 
 
@@ -150,9 +154,12 @@ def loop_variable(frame: Frame) -> str | None:
     tree = _tree(frame.file)
     best: ast.For | None = None
     for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.For) and node.lineno <= frame.line <= (node.end_lineno or 0):
-            if best is None or node.lineno >= best.lineno:
-                best = node
+        if (
+            isinstance(node, ast.For)
+            and node.lineno <= frame.line <= (node.end_lineno or 0)
+            and (best is None or node.lineno >= best.lineno)
+        ):
+            best = node
     if best is None:
         return None
     return _names(best.target)[-1]

@@ -73,7 +73,7 @@ def _repeated_heads(node: ast.expr) -> ast.expr | None:
     source, shape = wide.args
     if not isinstance(shape, ast.Tuple) or len(shape.elts) != 5 or len(node.args) != 4:
         return None
-    B, K, G, T, H = shape.elts
+    B, _K, _G, T, H = shape.elts
     kept = [ast.unparse(each) for each in (B, T, H)]
     if [ast.unparse(node.args[axis]) for axis in (0, 2, 3)] != kept:
         return None
@@ -109,7 +109,8 @@ class _Tidy(ast.NodeTransformer):
             assert isinstance(node.func, ast.Attribute)
             inner = node.func.value
             if _method(inner, "swapaxes"):
-                assert isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute)
+                assert isinstance(inner, ast.Call)
+                assert isinstance(inner.func, ast.Attribute)
                 if _axes(inner) is not None and _axes(inner) == _axes(node):
                     return inner.func.value
         if (axes := _moved(node)) is not None:

@@ -12,9 +12,11 @@ from jax_attn.transfer import Layout
 from jax_attn.translate.calls import traced
 from jax_attn.translate.classes import Classes
 from jax_attn.translate.exported import exported
+from jax_attn.translate.places import Places
 from jax_attn.translate.problems import TranslationError
 from jax_attn.translate.sizes import Dynamic
 from jax_attn.translate.source import file_text
+from jax_attn.translate.table import layout
 from jax_attn.translate.unsupported import unsupported
 
 
@@ -65,10 +67,10 @@ def translate(
     found = traced(exported(reference, tensors, dynamic), reference)
     if problems := unsupported(found):
         raise TranslationError(problems)
-    classes = Classes(found)
-    ordered = classes.classes
+    places = Places(found)
+    ordered = Classes(places).classes
     title = f"{type(reference).__name__}, translated from torch."
-    return Translation(file_text(ordered, title), Layout(*classes.rows()), ordered[-1].name)
+    return Translation(file_text(ordered, title), layout(places), ordered[-1].name)
 
 
 def _tensor(value: Any) -> Any:

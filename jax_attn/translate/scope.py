@@ -1,0 +1,234 @@
+"""The values of one call: who reads them, and the names that torch's own source gives them."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from jax_attn.translate.calls import Call, operands
+from jax_attn.translate.expression import Written
+from jax_attn.translate.frames import Frame, frames
+from jax_attn.translate.sizes import Sizes
+from jax_attn.translate.source_lines import Statement, return_names, statement
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What a method must know of the rest.
+
+    Attributes:
+      sizes: names of the sizes that vary.
+      state: the name of each parameter, buffer and constant.
+      signatures: for each module that is a class of the file, by path: its arguments in order.
+      attribute: the expression of a module from another that contains it, by both paths.
+      returned: what the reference returns.
+    """
+
+    sizes: Sizes
+    state: Mapping[Node, str]
+    signatures: Callable[[Call], Sequence[str]]
+    is_inlined: Callable[[Call], bool]
+    attribute: Callable[[str, str], str]
+    tensor: Callable[[str, str], Written]
+    returned: Any
+
+
+class Scope:
+    """What happens in one call, with the calls that are written in it.
+
+    Attributes:
+      items: operators and calls, in order.
+      produced: the item that each value comes from.
+      users: the items that read a value; None stands for what the call returns.
+      uses: how often a value is read.
+      names: the names of the values that have one.
+      held: the value that each name holds at the statement at hand.
+    """
+
+    def __init__(self, call: Call, tree: Tree) -> None:
+        self.call = call
+        self.tree = tree
+        self.items: list[Node | Call] = []
+        self._splice(call)
+        self.own = {id(item) for item in self.items}
+        self.produced: dict[Node, Node | Call] = {}
+        for item in self.items:
+            for value in item.results if isinstance(item, Call) else (item,):
+                self.produced[value] = item
+        self.returned = self._returned()
+        self.uses = Counter[Node]()
+        self.users: dict[Node, list[Node | Call | None]] = {}
+        for item in self.items:
+            for value in self._read(item):
+                self._use(value, item)
+        for value in self.returned:
+            self._use(value, None)
+        self.places = {id(item): self._place(item) for item in self.items}
+        self.leaving: dict[Statement, list[Node]] = {}
+        for value, item in self.produced.items():
+            place = self.places[id(item)]
+            if place is not None and any(
+                user is None or self.places[id(user)] != place for user in self.users.get(value, ())
+            ):
+                self.leaving.setdefault(place, []).append(value)
+        self.names: dict[Node, str] = {}
+        self.held: dict[str, Node] = {}
+        self.position = {id(item): place for place, item in enumerate(self.items)}
+
+    # -- what there is
+
+    def _splice(self, call: Call) -> None:
+        for step in call.steps:
+            if isinstance(step, Call) and self.tree.is_inlined(step):
+                self._splice(step)
+            else:
+                self.items.append(step)
+
+    def _read(self, item: Node | Call) -> list[Node]:
+        if isinstance(item, Call):
+            return list(item.given.values())
+        return operands(item)
+
+    def _use(self, value: Node, item: Node | Call | None) -> None:
+        self.uses[value] += 1
+        self.users.setdefault(value, []).append(item)
+
+    def _returned(self) -> list[Node]:
+        if self.call.path:
+            return self.call.results
+        return [
+            each
+            for each in torch.utils._pytree.tree_leaves(self.tree.returned)
+            if isinstance(each, Node)
+        ]
+
+    # -- torch's source
+
+    def _first(self, item: Node | Call) -> Node | None:
+        return next(item.nodes(), None) if isinstance(item, Call) else item
+
+    def _place(self, item: Node | Call) -> Statement | None:
+        frame = self._frame(item)
+        return statement(frame) if frame is not None else None
+
+    def _statement(self, item: Node | Call) -> Statement | None:
+        return self.places[id(item)]
+
+    def _frame(self, item: Node | Call) -> Frame | None:
+        node = self._first(item)
+        found = frames(node) if node is not None else ()
+        return found[min(self.call.depth, len(found) - 1)] if found else None
+
+    def _own_name(self, value: Node) -> str | None:
+        """Return the name that torch's source gives to a value, if it gives one."""
+        item = self.produced[value]
+        place = self._statement(item)
+        if place is None or not place.targets:
+            return None
+        leaving = self.leaving.get(place, [])
+        if value not in leaving:
+            return None
+        if len(place.targets) == 1 and isinstance(item, Call) and len(item.results) > 1:
+            return self._result_name(item, value)
+        if len(place.targets) == 1:
+            return place.targets[0] if len(leaving) == 1 or value is leaving[-1] else None
+        if isinstance(item, Call) and len(item.results) > 1:
+            index = item.results.index(value)
+        else:
+            index = leaving.index(value)
+        return place.targets[index] if index < len(place.targets) else None
+
+    def _helper_name(self, value: Node) -> str | None:
+        """Return the name of a value in the helper function that computed it."""
+        item = self.produced[value]
+        if not isinstance(item, Node):
+            return None
+        stack = frames(item)
+        for level in range(self.call.depth + 1, len(stack)):
+            place = statement(stack[level])
+            if len(place.targets) != 1 or place.targets[0] is None:
+                continue
+            users = [frames(user) if isinstance(user, Node) else () for user in self.users[value]]
+            if any(len(other) <= level or statement(other[level]) != place for other in users):
+                return place.targets[0]
+        return None
+
+    def _made_name(self, value: Node) -> str:
+        if name := self._helper_name(value):
+            return name
+        item = self.produced[value]
+        if isinstance(item, Call):
+            base = self._result_name(item, value) or item.path.rpartition(".")[2]
+            if base.isdigit():
+                base = item.path.rsplit(".", 2)[-2]
+        else:
+            base = str(item.target).split(".")[1] if "." in str(item.target) else "value"
+        return re.sub(r"\W|^(?=\d)", "", base.strip("_")) or "value"
+
+    def _result_name(self, item: Call, value: Node) -> str | None:
+        """Return the name that a called module returns one of several values by."""
+        found = frames(value)
+        if len(item.results) == 1 or len(found) <= item.depth:
+            return None
+        return return_names(found[item.depth], len(item.results))[item.results.index(value)]
+
+    def _is_folded(self, value: Node) -> bool:
+        """Return whether a value is written where it is used, and has no statement."""
+        item = self.produced[value]
+        if self.uses[value] != 1:
+            return False
+        if isinstance(item, Call) and len(item.results) > 1:
+            return False
+        (user,) = self.users[value]
+        if user is None:
+            return True
+        if self._own_name(value) is None:
+            return True
+        return self._statement(user) == self._statement(item)
+
+    def _last_use(self, value: Node) -> int:
+        places = [
+            len(self.items) if user is None else self.position[id(user)]
+            for user in self.users.get(value, ())
+        ]
+        # A folded user reads where its own user stands.
+        for user in self.users.get(value, ()):
+            if isinstance(user, Node) and user in self.produced and self._is_folded(user):
+                places.append(self._last_use(user))
+        return max(places, default=-1)
+
+    def _repeated(self, place: int) -> list[Call]:
+        """Return the calls from here that are one loop over a list of modules.
+
+        Each is given what the one before returned, and otherwise what all are given.
+        """
+        first = self.items[place]
+        if not isinstance(first, Call) or len(first.results) != 1:
+            return []
+        parent, _, index = first.path.rpartition(".")
+        if not index.isdigit():
+            return []
+        run = [first]
+        for item in self.items[place + 1 :]:
+            last = run[-1]
+            if (
+                not isinstance(item, Call)
+                or item.path != f"{parent}.{int(index) + len(run)}"
+                or type(item.module) is not type(first.module)
+                or set(item.given) != set(last.given)
+            ):
+                break
+            (result,) = last.results
+            carried = [name for name, node in item.given.items() if node is result]
+            if len(carried) != 1 or self.uses[result] != 1:
+                break
+            before = run[-2].results[0] if len(run) > 1 else last.given[carried[0]]
+            alike = {name for name, node in item.given.items() if node is last.given[name]}
+            if last.given[carried[0]] is not before or alike | set(carried) != set(item.given):
+                break
+            run.append(item)
+        return run if len(run) > 1 else []

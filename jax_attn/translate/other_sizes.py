@@ -1,9 +1,12 @@
 """Inputs of other sizes, made from given ones by cutting and repeating along their axes."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from jax_attn.transfer import as_numpy
 
 Axes = Mapping[str, Mapping[int, str]]
 """The axes whose sizes vary, by input and axis, each with the name of its size."""
@@ -88,7 +91,7 @@ def _others(sizes: Sequence[int]) -> Iterator[int]:
     """Yield a larger size for each, all of them different from each other and from the given."""
     taken = {*sizes}
     for size in sizes:
-        more = next(n for n in range(size + 1, size + len(sizes) + 2 + len(taken)) if n not in taken)
+        more = next(n for n in itertools.count(size + 1) if n not in taken)
         taken.add(more)
         yield more
 
@@ -96,5 +99,5 @@ def _others(sizes: Sequence[int]) -> Iterator[int]:
 def as_named(inputs: Arrays | tuple[Any, ...], names: Sequence[str]) -> dict[str, np.ndarray]:
     """Return inputs by name; those by position take the names of `forward`'s parameters."""
     if isinstance(inputs, tuple):
-        return dict(zip(names, map(np.asarray, inputs), strict=False))
-    return {name: np.asarray(array) for name, array in inputs.items()}
+        return dict(zip(names, map(as_numpy, inputs), strict=False))
+    return {name: as_numpy(array) for name, array in inputs.items()}

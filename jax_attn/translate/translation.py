@@ -1,5 +1,6 @@
 """Write the source of an NNX module that computes what a torch module computes."""
 
+import inspect
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from jax_attn.transfer import Layout
 from jax_attn.translate.calls import Traced, traced
 from jax_attn.translate.classes import Classes
 from jax_attn.translate.exported import Dynamic, exported
+from jax_attn.translate.other_sizes import as_named, traced_sizes
 from jax_attn.translate.source import file_text
 
 
@@ -50,7 +52,16 @@ def translate(
       reference: the module.
       inputs: its inputs as tensors or NumPy arrays, positional or by name.
       dynamic: the axes whose sizes vary, `{"input_ids": {0: "B", 1: "T"}}`.
+
+    Raises:
+      TypeError: the reference is no torch module.
+      ValueError: the inputs do not have the axes of `dynamic`; every reason is listed.
+      NotImplementedError: an operator that has no rule.
     """
+    if not isinstance(reference, torch.nn.Module):
+        raise TypeError(f"reference: expected a torch.nn.Module, got {type(reference).__name__}")
+    names = list(inspect.signature(reference.forward).parameters)
+    traced_sizes(as_named(inputs, names), dynamic or {})
     tensors: Any = (
         tuple(map(_tensor, inputs))
         if isinstance(inputs, tuple)

@@ -129,7 +129,8 @@ def test_the_readme_loads_and_calls_it_without_torch_and_jax_attn(translated, mo
     code = f"""{block.code}
 import sys
 assert not {{"torch", "jax_attn"}} & {{*sys.modules}}
-print({{name: [*array.shape] for name, array in outputs.items()}}, *variables["scale"][...].tolist())
+shapes = {{name: [*array.shape] for name, array in outputs.items()}}
+print(shapes, *variables["scale"][...].tolist())
 """
     monkeypatch.delenv("PYTHONPATH", raising=False)
     done = subprocess.run(

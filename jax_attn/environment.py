@@ -14,6 +14,7 @@ PACKAGES = ("jax-attn", "jax", "jaxlib", "flax", "numpy", "ml_dtypes", "safetens
 # extra -> the module that shows that it is installed, and its purpose.
 EXTRAS = {
     "torch": ("torch", "the reference side: verify, check"),
+    "translate": ("ruff", "the formatting of translated sources"),
     "tpu": ("libtpu", "the TPU, or its compiler on a host without one"),
     "cuda12": ("jax_cuda12_plugin", "NVIDIA GPUs, CUDA 12"),
     "cuda13": ("jax_cuda13_plugin", "NVIDIA GPUs, CUDA 13"),

@@ -12,7 +12,7 @@ from jax_attn.cli.common.signals import Signals
 from jax_attn.cli.status import Exit
 
 COMMANDS = (
-    *("check", "capture", "verify", "power", "calibrate"),
+    *("check", "translate", "capture", "verify", "power", "calibrate"),
     *("doctor", "bench", "inspect", "port"),
 )
 

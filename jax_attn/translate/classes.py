@@ -89,6 +89,8 @@ class Classes:
         methods = {
             path: method(calls[0], self.places.tree) for path, calls in self.places.calls.items()
         }
+        # Modules that are never called, whose tensors others read.
+        methods |= {path: Method([], []) for path in self.places.holders()}
         by_depth = sorted(methods, key=lambda path: (-path.count(".") if path else 1, path))
         kinds: dict[type[nn.Module], list[str]] = {}
         for path in by_depth:
@@ -123,16 +125,12 @@ class Classes:
         for index, members in enumerate(groups.values()):
             name = kind.__name__ + ("" if not index else _suffix(members, made))
             first = members[0]
-            one = Class(
-                name, members, kind, signature=self.places.signature(self.places.calls[first][0])
-            )
-            one.always_given = (
-                set(one.signature)
-                if first == ""
-                else set.intersection(
-                    *(set(call.given) for path in members for call in self.places.calls[path])
-                )
-            )
+            calls = [call for path in members for call in self.places.calls.get(path, ())]
+            one = Class(name, members, kind)
+            if calls:
+                one.signature = self.places.signature(calls[0])
+                given = [set(call.given) for call in calls]
+                one.always_given = set.intersection(*given) if first else set(one.signature)
             bodies = [methods[path].body for path in members]
             self._unify(one, bodies, [inits[path] for path in members])
             one.method = replace(methods[first], body=bodies[0])

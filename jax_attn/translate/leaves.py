@@ -96,10 +96,14 @@ _CONV = Leaf(
     },
 )
 
+_LINEAR = Leaf(
+    _linear, tensors={"weight": Tensor("kernel", transfer.linear, "self.T"), "bias": _BIAS}
+)
+
 LEAVES: dict[type[nn.Module], Leaf] = {
-    nn.Linear: Leaf(
-        _linear, tensors={"weight": Tensor("kernel", transfer.linear, "self.T"), "bias": _BIAS}
-    ),
+    nn.Linear: _LINEAR,
+    # The projection in nn.MultiheadAttention.
+    nn.modules.linear.NonDynamicallyQuantizableLinear: _LINEAR,
     nn.Embedding: Leaf(_embedding, tensors={"weight": Tensor("embedding")}),
     nn.LayerNorm: Leaf(_layer_norm, tensors={"weight": Tensor("scale"), "bias": _BIAS}),
     nn.Conv1d: _CONV,

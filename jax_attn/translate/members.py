@@ -3,13 +3,13 @@
 import ast
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import nn
 
+from jax_attn.translate.arrays import array_text
 from jax_attn.translate.expression import DTYPES
 from jax_attn.translate.leaves import leaf
-from jax_attn.translate.places import CONTAINERS, LARGEST_LITERAL, Places
+from jax_attn.translate.places import CONTAINERS, Places
 
 
 class Members:
@@ -33,15 +33,14 @@ class Members:
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
             if self._is_read(path, name):
-                made.append(self._assign(name, self._buffer(module, name, buffer)))
+                text = self._buffer(f"{path}.{name}".lstrip("."), buffer)
+                made.append(self._assign(name, text))
         if isinstance(module, CONTAINERS):
             return [self._assign("layers", self._members(path, module))]
         for name, child in module.named_children():
             below = f"{path}.{name}".lstrip(".")
             if self.places.is_present(below):
-                text = self._made(below, child)
-                if text is not None:
-                    made.append(self._assign(name, text))
+                made.append(self._assign(name, self._made(below, child)))
         return made
 
     def _is_read(self, path: str, tensor: str) -> bool:
@@ -50,42 +49,41 @@ class Members:
     def _assign(self, name: str, text: str) -> ast.stmt:
         return ast.parse(f"self.{name} = {text}").body[0]
 
-    def _buffer(self, module: nn.Module, name: str, value: torch.Tensor) -> str:
-        dtype = f"jnp.{DTYPES[value.dtype]}"
-        if name not in module._non_persistent_buffers_set:
-            return f"Buffer(jnp.zeros({tuple(value.shape)}, {dtype}))"
-        return f"Buffer({_values(value)})"
+    def _buffer(self, path: str, value: torch.Tensor) -> str:
+        if self.places.is_table(path) or self.places.is_carried(path):
+            return f"Buffer(jnp.zeros({tuple(value.shape)}, jnp.{DTYPES[value.dtype]}))"
+        return f"Buffer({array_text(value)})"
 
-    def _made(self, path: str, module: nn.Module) -> str | None:
+    def _made(self, path: str, module: nn.Module) -> str:
         """Write the constructor of a module of the reference."""
         if isinstance(module, CONTAINERS):
             return self._members(path, module)
-        if path in self.places.calls:
+        if path in self.places.calls or leaf(module) is None:
             return self.made_class(path)
         found = leaf(module)
-        if found is not None:
-            text = found.made(module)
-            assert text is not None
-            return text[:-1] + ", rngs=rngs)"
-        if not self.places.is_present(path):
-            return None
-        raise NotImplementedError(
-            f"`{path}` ({type(module).__name__}) is never called, and its tensors are read"
-        )
+        assert found is not None
+        text = found.made(module)
+        assert text is not None
+        return text[:-1] + ", rngs=rngs)"
 
     def _members(self, path: str, module: nn.Module) -> str:
-        """Write the list, or the dict, of the modules that a container holds."""
-        members = []
-        for name, child in module.named_children():
-            below = f"{path}.{name}".lstrip(".")
-            if self.places.is_present(below) and (text := self._made(below, child)) is not None:
-                members.append((name, text))
-        texts = [text for _, text in members]
-        if isinstance(module, nn.ModuleDict):
-            return "nnx.Dict(" + ", ".join(f"{name}={text}" for name, text in members) + ")"
+        """Write the list, or the dict, of what a container holds."""
+        names = self.places.members(path)
+        texts = [self._member(f"{path}.{name}".lstrip("."), module, name) for name in names]
+        if isinstance(module, (nn.ModuleDict, nn.ParameterDict)):
+            named = zip(names, texts, strict=True)
+            return "nnx.Dict(" + ", ".join(f"{name}={text}" for name, text in named) + ")"
         if len(texts) > 1 and len(set(texts)) == 1:
             return f"nnx.List([{texts[0]} for _ in range({len(texts)})])"
         return f"nnx.List([{', '.join(texts)}])"
+
+    def _member(self, path: str, module: nn.Module, name: str) -> str:
+        parameter = module._parameters.get(name)
+        if parameter is not None:
+            return f"nnx.Param({_start(parameter)})"
+        child = module._modules[name]
+        assert child is not None
+        return self._made(path, child)
 
 
 def _start(value: torch.Tensor) -> str:
@@ -96,20 +94,3 @@ def _start(value: torch.Tensor) -> str:
         return f"jnp.{'ones' if flat[0] == 1 else 'zeros'}({shape})"
     deviation = float(f"{float(flat.float().std()) if flat.numel() > 1 else 1.0:.1g}")
     return f"{deviation} * jax.random.normal(rngs.params(), {shape})"
-
-
-def _values(value: torch.Tensor) -> str:
-    """Write the values of a buffer that no file of weights holds."""
-    dtype = f"jnp.{DTYPES[value.dtype]}"
-    shape = tuple(value.shape)
-    flat = value.detach().reshape(-1)
-    if flat.numel() and bool((flat == flat[0]).all()):
-        return f"jnp.full({shape}, {flat[0].item()!r}, {dtype})"
-    if value.numel() > 1 and torch.equal(flat, torch.arange(flat.numel()).to(flat.dtype)):
-        count = f"jnp.arange({flat.numel()}, dtype={dtype})"
-        return count if len(shape) == 1 else f"{count}.reshape({shape})"
-    if flat.numel() > LARGEST_LITERAL:
-        raise NotImplementedError(f"a buffer of {flat.numel()} elements that no file holds")
-    numbers = np.asarray(flat.float().numpy() if flat.is_floating_point() else flat.numpy())
-    text = f"jnp.array({numbers.tolist()!r}, {dtype})"
-    return text if len(shape) == 1 else f"{text}.reshape({shape})"

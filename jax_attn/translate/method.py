@@ -13,6 +13,7 @@ from jax_attn.translate.axes import Axes
 from jax_attn.translate.calls import Call, is_size, resolved
 from jax_attn.translate.expression import Written, filled, literal, parsed, with_operands
 from jax_attn.translate.leaves import leaf
+from jax_attn.translate.regions import problem_at
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.scope import Scope, Tree
@@ -146,7 +147,12 @@ class Writer(Scope):
             for name, value in arguments.items()
         }
         seen = {name: described(value) for name, value in values.items()}
-        result = expressions(RULES[str(target)], seen, made, described(node.meta["val"]))
+        try:
+            result = expressions(RULES[str(target)], seen, made, described(node.meta["val"]))
+        except NotImplementedError as refusal:
+            problem = problem_at(node, "operator", str(target), str(refusal))
+            self.tree.problems.append(problem)
+            return literal(None)
         trees = result if isinstance(result, tuple) else (result,)
         read = Counter(
             each.id for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Name)
@@ -189,6 +195,9 @@ class Writer(Scope):
         name = self._own_name(value) or self._made_name(value)
         if not self._may_take(name, value, place):
             name = self._helper_name(value) or name
+        # A size has this name in the whole file.
+        if name in self.tree.sizes.names.values():
+            name += "_"
         held = self.held.get(name)
         if held is not None and held is not value and self._last_use(held) > place:
             frame = self._frame(self.produced[value])

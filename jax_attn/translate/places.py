@@ -3,17 +3,22 @@
 import ast
 import inspect
 
+import numpy as np
 import torch
 from torch import nn
 from torch.fx import Node
 
+from jax_attn.translate.arrays import array_text, regular
 from jax_attn.translate.calls import Call, Traced
 from jax_attn.translate.expression import Written, filled, literal, parsed
-from jax_attn.translate.leaves import leaf
+from jax_attn.translate.leaves import Leaf, leaf
 from jax_attn.translate.marks import named_leaves
+from jax_attn.translate.problems import Unsupported
 from jax_attn.translate.scope import Tree
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+_LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
+# Larger arrays are saved with the weights.
 LARGEST_LITERAL = 128
 
 
@@ -28,6 +33,7 @@ class Places:
         self._collect(traced.root)
         self.tensors = list(traced.root.state.values())
         self.read = {name.rpartition(".")[0] for name in self.tensors}
+        self.problems: list[Unsupported] = []
         self.tree = Tree(
             sizes=traced.sizes,
             state=traced.state,
@@ -36,6 +42,7 @@ class Places:
             attribute=self.attribute,
             tensor=self.tensor,
             returned=traced.returned,
+            problems=self.problems,
         )
 
     def _collect(self, call: Call) -> None:
@@ -90,6 +97,17 @@ class Places:
 
         return sorted(names, key=place)
 
+    def holders(self) -> list[str]:
+        """Return the modules that are never called, whose tensors others read."""
+        return [
+            path
+            for path in sorted(self.read)
+            if path not in self.calls
+            and path in self.modules
+            and leaf(self.modules[path]) is None
+            and not isinstance(self.modules[path], CONTAINERS)
+        ]
+
     # -- where things are
 
     def is_present(self, path: str) -> bool:
@@ -107,16 +125,23 @@ class Places:
         rest = path[len(owner) :].lstrip(".")
         for part in rest.split(".") if rest else []:
             parent = self.modules[here]
-            if isinstance(parent, (nn.Sequential, nn.ModuleList)):
+            if isinstance(parent, _LISTS):
                 if not here:
                     steps.append("layers")
-                members = [name for name, _ in parent.named_children()]
-                present = [n for n in members if self.is_present(f"{here}.{n}".lstrip("."))]
-                steps.append(str(present.index(part)) if part in present else part)
+                steps.append(str(self.members(here).index(part)))
             else:
                 steps.append(part)
             here = f"{here}.{part}".lstrip(".")
         return steps
+
+    def members(self, path: str) -> list[str]:
+        """Return the names of what a container of the file holds, modules or parameters."""
+        module = self.modules[path]
+        names = [*module._parameters, *module._modules]
+        return [name for name in names if self._is_member(f"{path}.{name}".lstrip("."))]
+
+    def _is_member(self, path: str) -> bool:
+        return path in self.tensors or (path in self.modules and self.is_present(path))
 
     def attribute(self, owner: str, path: str) -> str:
         """Write the way from `self` to a module."""
@@ -132,24 +157,69 @@ class Places:
         if constant is not None:
             return self._array(constant)
         module = self.modules[path]
-        held = leaf(module)
-        attribute = self.attribute(owner, path)
-        if held is None or (path not in self.leaves and not self._is_made(path)):
-            return parsed(f"{attribute}.{tensor}")
-        kept = held.tensors[tensor]
-        return filled(kept.in_torch, {"self": parsed(f"{attribute}.{kept.name}")})
+        attribute = parsed(self.attribute(owner, path))
+        held = self.leaf_at(path)
+        if held is not None:
+            kept = held.tensors[tensor]
+            whole = ast.Attribute(attribute, kept.name, ast.Load())
+            return filled(kept.in_torch, {"self": _as_array(whole)})
+        if isinstance(module, _LISTS):
+            index = literal(self.members(path).index(tensor))
+            return _as_array(ast.Subscript(attribute, index, ast.Load()))
+        return _as_array(ast.Attribute(attribute, tensor, ast.Load()))
 
-    def _is_made(self, path: str) -> bool:
-        return path not in self.calls and leaf(self.modules[path]) is not None
+    def leaf_at(self, path: str) -> Leaf | None:
+        """Return how NNX has the module of a path, if the file does not write it as a class."""
+        return None if path in self.calls else leaf(self.modules[path])
+
+    def target(self, name: str) -> str:
+        """Return the path of a tensor of the reference in the file's module."""
+        path, _, tensor = name.rpartition(".")
+        held = self.leaf_at(path)
+        if held is not None:
+            tensor = held.tensors[tensor].name
+        elif isinstance(self.modules[path], _LISTS):
+            tensor = str(self.members(path).index(tensor))
+        return ".".join([*self.steps_to(path), tensor])
+
+    def tables(self) -> dict[str, np.ndarray]:
+        """Return the buffers that are saved with the weights as no state dict holds them."""
+        return {
+            self.target(name): buffer.numpy()
+            for name, buffer in self.traced.root.module.named_buffers()
+            if name in self.tensors and self.is_table(name)
+        }
+
+    def is_carried(self, name: str) -> bool:
+        """Return whether a tensor crosses by the table.
+
+        Integers in buffers are written in the source: they are what the module is, and JAX holds
+        them in other dtypes.
+        """
+        path, _, tensor = name.rpartition(".")
+        module = self.modules[path]
+        if tensor in module._parameters:
+            return True
+        is_saved = tensor not in module._non_persistent_buffers_set
+        return is_saved and _buffer(module, tensor).is_floating_point()
+
+    def is_table(self, name: str) -> bool:
+        """Return whether a buffer is not in the table and too large to be written."""
+        path, _, tensor = name.rpartition(".")
+        value = _buffer(self.modules[path], tensor)
+        is_large = value.numel() > LARGEST_LITERAL and regular(value) is None
+        return is_large and not self.is_carried(name)
 
     def _array(self, value: torch.Tensor) -> Written:
-        if value.numel() > LARGEST_LITERAL:
-            raise NotImplementedError(f"a constant of {value.numel()} elements")
-        numbers = literal(value.tolist())
-        if isinstance(numbers, ast.Tuple):
-            numbers = parsed(
-                ast.unparse(numbers).replace("(", "[").replace(",)", "]").replace(")", "]")
-            )
-        return filled(
-            "jnp.array(values, dtype)", {"values": numbers, "dtype": literal(value.dtype)}
-        )
+        return parsed(array_text(value))
+
+
+def _as_array(variable: Written) -> Written:
+    """Write `variable[...]`; `tidy` takes the index away where the variable itself serves."""
+    return ast.Subscript(variable, ast.Constant(...), ast.Load())
+
+
+def _buffer(module: nn.Module, name: str) -> torch.Tensor:
+    value = module._buffers[name]
+    assert value is not None
+    return value

@@ -12,6 +12,7 @@ from torch.fx import Node
 from jax_attn.translate.calls import Call, operands
 from jax_attn.translate.expression import Written
 from jax_attn.translate.frames import Frame, frames
+from jax_attn.translate.problems import Unsupported
 from jax_attn.translate.sizes import Sizes
 from jax_attn.translate.source_lines import Statement, return_names, statement
 
@@ -26,6 +27,7 @@ class Tree:
       signatures: for each module that is a class of the file, by path: its arguments in order.
       attribute: the expression of a module from another that contains it, by both paths.
       returned: what the reference returns.
+      problems: what rules refuse, filled in as methods are written.
     """
 
     sizes: Sizes
@@ -35,6 +37,7 @@ class Tree:
     attribute: Callable[[str, str], str]
     tensor: Callable[[str, str], Written]
     returned: Any
+    problems: list[Unsupported]
 
 
 class Scope:

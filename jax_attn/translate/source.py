@@ -53,6 +53,8 @@ def class_text(one: Class) -> str:
         # An argument that some instance is not given, and all that follow it, may be left out.
         is_optional = "=None" in given or name not in one.always_given
         given += f", {name}" + ("=None" if is_optional else "")
+    if not one.method.body:
+        return "\n".join(lines[:-1])
     lines += [f"    def __call__(self{given}):", _indented(_unparsed(one.method.body), 2)]
     return "\n".join(lines)
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from jax_attn import transfer
-from jax_attn.translate.leaves import leaf
 from jax_attn.translate.places import Places
 
 
@@ -23,15 +22,16 @@ def layout(places: Places) -> transfer.Layout:
         )
     pairs: dict[str, list[tuple[str, str, Any]]] = {}
     for name in places.tensors:
-        path, _, tensor = name.rpartition(".")
         if name not in tensors:
             continue
-        held = None if path in places.calls else leaf(places.modules[path])
-        here = ".".join(places.steps_to(path))
-        kept = held.tensors[tensor] if held is not None else None
-        target = f"{here}.{kept.name if kept else tensor}".lstrip(".")
-        steps = (kept.step,) if kept is not None and kept.step is not None else ()
-        pairs.setdefault(_blank(name), []).append((name, target, steps))
+        if not places.is_carried(name):
+            rows[name] = transfer.ignored(name, "integers that the source writes")
+            continue
+        path, _, tensor = name.rpartition(".")
+        held = places.leaf_at(path)
+        step = held.tensors[tensor].step if held is not None else None
+        steps = (step,) if step is not None else ()
+        pairs.setdefault(_blank(name), []).append((name, places.target(name), steps))
     for group in pairs.values():
         patterns = {_pattern(name, target): steps for name, target, steps in group}
         if len(patterns) == 1 and len(group) > 1:

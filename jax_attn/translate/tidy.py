@@ -84,9 +84,37 @@ def _repeated_heads(node: ast.expr) -> ast.expr | None:
     return None
 
 
+def _variable(node: ast.expr) -> ast.expr:
+    """Return the variable of `variable[...]`, which operators and methods take as it is."""
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value is ...
+        and ast.unparse(node.value).startswith("self.")
+    ):
+        return node.value
+    return node
+
+
 class _Tidy(ast.NodeTransformer):
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        self.generic_visit(node)
+        node.value = _variable(node.value)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        node.left = _variable(node.left)
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        node.operand = _variable(node.operand)
+        return node
+
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         self.generic_visit(node)
+        node.value = _variable(node.value)
         if isinstance(node.value, ast.Subscript):
             first, second = _places(node.value.slice), _places(node.slice)
             merged = _merged(first, second) if first is not None and second is not None else None
@@ -122,6 +150,7 @@ class _Tidy(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)
+        node.left, node.right = _variable(node.left), _variable(node.right)
         left, right = node.left, node.right
         if isinstance(node.op, ast.Add) and _is(right, 0):
             return left

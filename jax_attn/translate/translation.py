@@ -2,9 +2,11 @@
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 import torch
 from flax import nnx
 
@@ -28,11 +30,14 @@ class Translation:
       source: the text of a Python file that imports jax and flax alone.
       layout: the table between the reference's tensors and those of the module.
       name: the class of the module.
+      tables: buffers that no state dict of the reference holds and that are too large for the
+        source, by their path in the module.
     """
 
     source: str
     layout: Layout
     name: str
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """Run the source and make the module, with weights that are not yet the reference's."""
@@ -40,6 +45,9 @@ class Translation:
         exec(compile(self.source, "translated.py", "exec"), module.__dict__)
         made = getattr(module, self.name)(rngs=rngs)
         assert isinstance(made, nnx.Module)
+        variables = {".".join(map(str, path)): value for path, value in nnx.iter_graph(made)}
+        for path, array in self.tables.items():
+            variables[path][...] = jnp.array(array)
         return made
 
 
@@ -58,7 +66,10 @@ def translate(
 
     Raises:
       TranslationError: the module cannot be translated; every reason at once.
+      TypeError: the reference is no torch module.
     """
+    if not isinstance(reference, torch.nn.Module):
+        raise TypeError(f"reference: expected a torch.nn.Module, got {type(reference).__name__}")
     tensors: Any = (
         tuple(map(_tensor, inputs))
         if isinstance(inputs, tuple)
@@ -69,8 +80,10 @@ def translate(
         raise TranslationError(problems)
     places = Places(found)
     ordered = Classes(places).classes
+    if places.problems:
+        raise TranslationError(places.problems)
     title = f"{type(reference).__name__}, translated from torch."
-    return Translation(file_text(ordered, title), layout(places), ordered[-1].name)
+    return Translation(file_text(ordered, title), layout(places), ordered[-1].name, places.tables())
 
 
 def _tensor(value: Any) -> Any:

@@ -81,8 +81,8 @@ def check(
         would hide a bad transfer.
       inputs: NumPy arrays that both sides receive, by position (a tuple) or by keyword (a dict).
         Floating-point arrays are rounded to `dtype`. A list of such inputs, for example of an odd
-        and an even size, is checked one by one; the result holds all of them, and notes only those
-        branches of the reference that act on none.
+        and an even size, is checked one by one; the result holds all of them. It notes only those
+        branches of the reference that act on none, and doubts only those bugs that none reveals.
       layout: the transfer table between the two modules. With it, the weights are compared first,
         bit for bit, and the gradients of the parameters are paired by it. Without it, a note says
         that neither was compared.

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jax_attn.parity.checking.canaries.findings import BLIND
 from jax_attn.parity.judge.compare import TensorReport, Verdict
 from jax_attn.parity.judge.finding import Finding
 from jax_attn.parity.judge.result import Result
@@ -52,11 +53,13 @@ def join_results(results: Sequence[Result]) -> Result:
     """Join the results of one port on several inputs, in order.
 
     The transform of each tensor says on which inputs it was run. So does each finding, unless it
-    holds on all of them. The explanation is that of the first result that does not pass.
+    holds on all of them. Where some inputs would not reveal a bug and others would, this is a note.
+    The explanation is that of the first result that does not pass.
     """
     first, *others = results
     if not others:
         return first
+    doubts, revealed = _by_what_others_reveal([result.doubts for result in results])
     wrong = next((result for result in results if result.verdict is not Verdict.PASS), first)
 
     def explain(_: Result) -> Any:
@@ -66,8 +69,8 @@ def join_results(results: Sequence[Result]) -> Result:
         first,
         tensors=tuple(_tensors(results)),
         failures=tuple(_findings([result.failures for result in results])),
-        doubts=tuple(_findings([result.doubts for result in results])),
-        notes=tuple(_findings([result.notes for result in results])),
+        doubts=tuple(_findings(doubts)),
+        notes=(*_findings(revealed), *_findings([result.notes for result in results])),
         explainer=explain if wrong.explainer else None,
     )
 
@@ -76,6 +79,20 @@ def _tensors(results: Sequence[Result]) -> Iterator[TensorReport]:
     for n, result in enumerate(results):
         for tensor in result.tensors:
             yield replace(tensor, transform=f"{tensor.transform}, inputs[{n}]")
+
+
+def _by_what_others_reveal(
+    of_each: Sequence[Sequence[Finding]],
+) -> tuple[list[list[Finding]], list[list[Finding]]]:
+    """Split the doubts on each inputs from those about bugs that some of the inputs reveal."""
+    blind = [{each.kind for each in found if each.startswith(BLIND)} for found in of_each]
+    everywhere = set.intersection(*blind)
+
+    def is_revealed(found: Finding) -> bool:
+        return found.startswith(BLIND) and found.kind not in everywhere
+
+    doubts = [[each for each in found if not is_revealed(each)] for found in of_each]
+    return doubts, [[each for each in found if is_revealed(each)] for found in of_each]
 
 
 def _findings(of_each: Sequence[Sequence[Finding]]) -> Iterator[Finding]:

@@ -10,6 +10,10 @@ FINE = ("float32", "float64")
 """The precisions whose rounding does not hide every small part of a number, such as an epsilon."""
 
 
+BLIND = "blind inputs: "
+"""How a doubt begins that inputs would not reveal a bug; other inputs may reveal it."""
+
+
 class DoubtsAndNotes(NamedTuple):
     """Doubts name bugs that would pass unseen; notes, cases that were not tried or are minor."""
 
@@ -19,7 +23,7 @@ class DoubtsAndNotes(NamedTuple):
 
 def doubt(kind: str, bug: str, reason: str, remedy: str) -> Finding:
     """Say that these inputs would not reveal a bug, why, and which would."""
-    why = f"blind inputs: they would not reveal {bug}, because {reason}"
+    why = f"{BLIND}they would not reveal {bug}, because {reason}"
     return Finding(kind, f"{why}; to reveal it, use {remedy}")
 
 

@@ -113,7 +113,7 @@ class Job:
 
         expect_new(self.out)
         reference, inputs = given(self.named, made(self.named, None))
-        with _refused_by_torch(self.named), refusals():
+        with refusals(), _refused_by_torch(self.named):
             translation = translate(reference, inputs, dynamic=self.dynamic or None)
         with refusals():
             port = loaded(translation, reference)

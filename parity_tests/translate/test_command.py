@@ -109,7 +109,8 @@ def test_a_translation_that_passes_leaves_0_and_data_alone_on_stdout(translated)
     document = json.loads(done.stdout)
     assert [*problems(document, "check")] == []
     assert document["verdict"] == "PASS"
-    assert {"x", "shifted", "grad input x", "grad layers.1.weight"} <= document["tensors"].keys()
+    named = ("x", "shifted", "grad input x", "grad layers.1.weight")
+    assert {f"jit {name}" for name in named} <= document["tensors"].keys()
     assert done.stderr.splitlines()[-1] == f"PASS: {folder / 'out'} holds the translation"
 
 

@@ -7,39 +7,13 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from jax_attn.translate.exported import Exported
 from jax_attn.translate.frames import Frame, forward_frame, frames
 from jax_attn.translate.marks import MARK, named_leaves, read, with_leaves
-from jax_attn.translate.problems import TranslationError, Unsupported
-from jax_attn.translate.sizes import Sizes
 from jax_attn.translate.source_lines import unpacked
-
-# What these return is what they are given, wherever dtype and shape are the same.
-_NOTHING = {
-    "aten.alias.default",
-    "aten.clone.default",
-    "aten.contiguous.default",
-    "aten.expand.default",
-    "aten.lift_fresh_copy.default",
-    "aten._to_copy.default",
-    "aten.to.dtype",
-    "aten.to.device",
-    "aten.to.dtype_layout",
-    "aten.slice.Tensor",
-    "aten.view.default",
-    "aten.reshape.default",
-    "aten._unsafe_view.default",
-}
-# Those whose arguments are (input, probability, whether it is training).
-_DROPOUTS = {
-    "aten.dropout.default",
-    "aten.feature_dropout.default",
-    "aten.alpha_dropout.default",
-    "aten.feature_alpha_dropout.default",
-}
+from jax_attn.translate.values import does_nothing, is_size, operands, resolved
 
 
 @dataclass(eq=False)
@@ -92,116 +66,12 @@ class Call:
                 yield step
 
 
-@dataclass(frozen=True)
-class Traced:
-    """A program as a tree of calls.
-
-    Attributes:
-      root: the call of the reference.
-      state: every parameter, buffer and constant of the graph: its node and its first name.
-      constants: those of `state` that are neither parameters nor buffers of the reference.
-      ties: parameters and buffers that are one tensor with another: the name of each and the first
-        name of the tensor.
-      returned: what the reference returned, a tree whose leaves are nodes or constants.
-      program: the graph.
-      sizes: the sizes that vary.
-      problems: what torch.export let pass and cannot be translated.
-      export_seconds: how long torch took to export.
-    """
-
-    root: Call
-    state: Mapping[Node, str]
-    constants: Mapping[str, torch.Tensor]
-    ties: Mapping[str, str]
-    returned: Any
-    program: ExportedProgram
-    sizes: Sizes
-    problems: tuple[Unsupported, ...]
-    export_seconds: float
-
-
-def _is_same(here: Any, there: Any) -> bool:
-    """Return whether two values have one dtype and one shape; no condition on a size is made."""
-    if not isinstance(here, torch.Tensor) or not isinstance(there, torch.Tensor):
-        return False
-    shapes = [list(map(str, value.shape)) for value in (here, there)]
-    return here.dtype is there.dtype and shapes[0] == shapes[1]
-
-
-def does_nothing(node: Node) -> bool:
-    """Return whether an operator returns what it is given."""
-    name = str(node.target)
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
-        return False
-    if name in _DROPOUTS:
-        _, probability, is_training = (*node.args, *node.kwargs.values())
-        return is_training is False or probability in (0, 0.0)
-    return name in _NOTHING and _is_same(node.meta.get("val"), node.args[0].meta.get("val"))
-
-
-def resolved(node: Node) -> Node:
-    """Follow operators that do nothing back to the value that they return."""
-    while does_nothing(node):
-        source = node.args[0]
-        assert isinstance(source, Node)
-        node = source
-    return node
-
-
-def is_size(node: Node) -> bool:
-    """Return whether a value of the graph is a number, such as a size, and no tensor."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int))
-
-
-def _flat(value: Any) -> list[Node]:
-    found: list[Node] = []
-    torch.fx.node.map_arg(value, lambda node: found.append(node))
-    return [resolved(node) for node in found if not is_size(node)]
-
-
-def operands(node: Node) -> list[Node]:
-    """Return the tensors that an operator reads."""
-    return _flat((node.args, node.kwargs))
-
-
 def is_below(path: str, around: str) -> bool:
     """Return whether a name is that of something inside a module."""
     return not around or path.startswith(f"{around}.")
 
 
-def traced(export: Exported, reference: torch.nn.Module) -> Traced:
-    """Arrange the graph of an export as a tree of calls.
-
-    Raises:
-      TranslationError: the export fixed a size that is named, or made two of them one.
-    """
-    program = export.program
-    _without_assertions(program)
-    state, constants = _state(program, reference)
-    root = _tree(export, reference)
-    _erase_marks(program)
-    _drop_erased(root)
-    state = {node: [_one_name(root, node, names)] for node, names in state.items()}
-    _connect(root, state, set(constants), set(_outputs(program)))
-    root.results = [node for node in dict.fromkeys(_leaves(root.returned)) if not is_size(node)]
-    inputs = dict(_nodes(root.arguments))
-    sizes = Sizes(program, inputs, export.dynamic)
-    if sizes.fixed:
-        raise TranslationError(sizes.fixed)
-    return Traced(
-        root,
-        {node: names[0] for node, names in state.items()},
-        constants,
-        {name: names[0] for names in _named_tensors(reference).values() for name in names[1:]},
-        root.returned,
-        program,
-        sizes,
-        export.problems,
-        export.seconds,
-    )
-
-
-def _nodes(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Node]]:
+def nodes_of(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Node]]:
     """Iterate over the values in forward's arguments, each with the name that it gets."""
     for argument, tree in arguments.items():
         for name, leaf in named_leaves(argument, tree):
@@ -209,74 +79,11 @@ def _nodes(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Node]]:
                 yield name, leaf
 
 
-def _leaves(tree: Any) -> list[Node]:
+def leaves_of(tree: Any) -> list[Node]:
     return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, Node)]
 
 
-def _without_assertions(program: ExportedProgram) -> None:
-    for node in reversed(program.graph.nodes):
-        if node.op == "call_function" and "_assert" in str(node.target) and not node.users:
-            program.graph.erase_node(node)
-
-
-def _outputs(program: ExportedProgram) -> list[Node]:
-    """Return the values that the program returns, and those that it writes into buffers."""
-    return _flat(program.graph.output_node().args)
-
-
-def _named_tensors(reference: torch.nn.Module) -> dict[int, list[str]]:
-    """Return the names of each parameter and buffer, each by the first name of its module."""
-    names: dict[int, list[str]] = {}
-    for path, module in reference.named_modules():
-        for name, tensor in {**module._parameters, **module._buffers}.items():
-            if tensor is not None:
-                names.setdefault(id(tensor), []).append(f"{path}.{name}".lstrip("."))
-    return names
-
-
-def _state(
-    program: ExportedProgram, reference: torch.nn.Module
-) -> tuple[dict[Node, list[str]], dict[str, torch.Tensor]]:
-    """Return all names of the tensors of the graph, and the values of the constants."""
-    modules = dict(reference.named_modules(remove_duplicate=False))
-    names = _named_tensors(reference)
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    state: dict[Node, list[str]] = {}
-    constants: dict[str, torch.Tensor] = {}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind == InputKind.USER_INPUT or spec.target is None:
-            continue
-        path, _, name = spec.target.rpartition(".")
-        tensors = {**modules[path]._parameters, **modules[path]._buffers} if path in modules else {}
-        if tensors.get(name) is not None:
-            state[nodes[spec.arg.name]] = names[id(tensors[name])]
-        else:
-            state[nodes[spec.arg.name]] = [spec.target]
-            constant = program.constants.get(spec.target)
-            if isinstance(constant, torch.Tensor):
-                constants[spec.target] = constant
-    return state, constants
-
-
-def _one_name(root: Call, node: Node, names: list[str]) -> str:
-    """Choose among the names of a tied tensor: the one by which it is read, if that is one."""
-    if len(names) == 1:
-        return names[0]
-    read_by: set[str] = set()
-
-    def walk(call: Call) -> None:
-        for step in call.steps:
-            if isinstance(step, Call):
-                walk(step)
-            elif node in operands(step):
-                own = [name for name in names if call.path and is_below(name, call.path)]
-                read_by.add((own or names)[0])
-
-    walk(root)
-    return read_by.pop() if len(read_by) == 1 else names[0]
-
-
-def _tree(export: Exported, reference: torch.nn.Module) -> Call:
+def call_tree(export: Exported, reference: torch.nn.Module) -> Call:
     """Read the calls from the marks of a graph."""
     modules = dict(reference.named_modules(remove_duplicate=False))
     first = {id(module): name for name, module in reference.named_modules()}
@@ -339,7 +146,7 @@ def _find_forward(call: Call, callers: Mapping[Call, tuple[Frame, ...]]) -> None
             return
 
 
-def _erase_marks(program: ExportedProgram) -> None:
+def erase_marks(program: ExportedProgram) -> None:
     for node in list(program.graph.nodes):
         if node.target is MARK:
             program.graph.erase_node(node)
@@ -347,7 +154,7 @@ def _erase_marks(program: ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
-def _connect(
+def connect(
     call: Call,
     state: Mapping[Node, list[str]],
     constants: set[str],
@@ -369,14 +176,14 @@ def _connect(
     names = {
         node: "_".join(call.state[node].rsplit(".", 2)[-2:]) for node in given if node in call.state
     }
-    for name, node in reversed(list(_nodes(call.arguments))):
+    for name, node in reversed(list(nodes_of(call.arguments))):
         names[node] = call.unpacked_name(name)
-    ordered = [node for _, node in _nodes(call.arguments) if node in set(given)]
+    ordered = [node for _, node in nodes_of(call.arguments) if node in set(given)]
     call.given = {names.get(node, node.name): node for node in dict.fromkeys([*ordered, *given])}
     call.returned = with_leaves(
         call.returned, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf
     )
-    places = {node: place for place, node in reversed(list(enumerate(_leaves(call.returned))))}
+    places = {node: place for place, node in reversed(list(enumerate(leaves_of(call.returned))))}
     call.results = sorted(
         (node for node in call.nodes() if node in used_outside),
         key=lambda node: places.get(node, len(places)),
@@ -388,7 +195,7 @@ def _connect(
         used = set(used_outside)
         for node in inside - below:
             used.update(operands(node))
-        _connect(child, state, constants, used & below)
+        connect(child, state, constants, used & below)
     call.given = {_name_below(call, name, node): node for name, node in call.given.items()}
 
 
@@ -407,11 +214,11 @@ def _lives(node: Node) -> bool:
     return not node._erased
 
 
-def _drop_erased(call: Call) -> None:
+def drop_erased(call: Call) -> None:
     """Leave out what nobody reads, and calls in which nothing runs, such as dropout's."""
     for step in call.steps:
         if isinstance(step, Call):
-            _drop_erased(step)
+            drop_erased(step)
     call.steps = [
         step
         for step in call.steps

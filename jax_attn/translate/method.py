@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from jax_attn.translate.axes import Axes
-from jax_attn.translate.calls import Call, is_size, resolved
+from jax_attn.translate.calls import Call
 from jax_attn.translate.expression import Written, filled, literal, parsed, with_operands
 from jax_attn.translate.leaves import leaf
 from jax_attn.translate.regions import problem_at
@@ -22,6 +22,7 @@ from jax_attn.translate.source_lines import (
     loop_variable,
 )
 from jax_attn.translate.tidy import tidied, without_unread
+from jax_attn.translate.values import is_size, resolved
 
 
 @dataclass

@@ -9,12 +9,13 @@ from torch import nn
 from torch.fx import Node
 
 from jax_attn.translate.arrays import array_text, regular
-from jax_attn.translate.calls import Call, Traced
+from jax_attn.translate.calls import Call
 from jax_attn.translate.expression import Written, filled, literal, parsed
 from jax_attn.translate.leaves import Leaf, leaf
 from jax_attn.translate.marks import named_leaves
 from jax_attn.translate.problems import Unsupported
 from jax_attn.translate.scope import Tree
+from jax_attn.translate.traced import Traced
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from jax_attn.translate.calls import Call, operands
+from jax_attn.translate.calls import Call
 from jax_attn.translate.expression import Written
 from jax_attn.translate.frames import Frame, frames
 from jax_attn.translate.problems import Unsupported
 from jax_attn.translate.sizes import Sizes
 from jax_attn.translate.source_lines import Statement, return_names, statement
+from jax_attn.translate.values import operands
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import torch
 from flax import nnx
 
 from jax_attn.transfer import Layout
-from jax_attn.translate.calls import traced
 from jax_attn.translate.classes import Classes
 from jax_attn.translate.exported import exported
 from jax_attn.translate.places import Places
@@ -19,6 +18,7 @@ from jax_attn.translate.problems import TranslationError
 from jax_attn.translate.sizes import Dynamic
 from jax_attn.translate.source import file_text
 from jax_attn.translate.table import layout
+from jax_attn.translate.traced import traced
 from jax_attn.translate.unsupported import unsupported
 
 

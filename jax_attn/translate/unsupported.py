@@ -6,12 +6,13 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from jax_attn.translate.calls import Traced, does_nothing, is_size
 from jax_attn.translate.private import unbacked
 from jax_attn.translate.problems import Unsupported
 from jax_attn.translate.regions import problem_at
 from jax_attn.translate.rules.rule import bound
 from jax_attn.translate.rules.table import RULES
+from jax_attn.translate.traced import Traced
+from jax_attn.translate.values import does_nothing, is_size
 
 
 def unsupported(traced: Traced, rules: Container[str] = RULES) -> list[Unsupported]:

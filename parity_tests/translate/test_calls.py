@@ -9,10 +9,11 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.fx import Node
 
-from jax_attn.translate.calls import Call, traced
+from jax_attn.translate.calls import Call
 from jax_attn.translate.exported import exported
 from jax_attn.translate.frames import frames
 from jax_attn.translate.problems import TranslationError
+from jax_attn.translate.traced import traced
 from jax_attn.translate.unsupported import unsupported
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,148 @@
+"""A traced reference: its calls, its tensors, and its sizes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from jax_attn.translate.calls import (
+    Call,
+    call_tree,
+    connect,
+    drop_erased,
+    erase_marks,
+    is_below,
+    leaves_of,
+    nodes_of,
+)
+from jax_attn.translate.exported import Exported
+from jax_attn.translate.problems import TranslationError, Unsupported
+from jax_attn.translate.sizes import Sizes
+from jax_attn.translate.values import is_size, operands, tensors_of
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program as a tree of calls.
+
+    Attributes:
+      root: the call of the reference.
+      state: every parameter, buffer and constant of the graph: its node and its first name.
+      constants: those of `state` that are neither parameters nor buffers of the reference.
+      ties: parameters and buffers that are one tensor with another: the name of each and the first
+        name of the tensor.
+      returned: what the reference returned, a tree whose leaves are nodes or constants.
+      program: the graph.
+      sizes: the sizes that vary.
+      problems: what torch.export let pass and cannot be translated.
+      export_seconds: how long torch took to export.
+    """
+
+    root: Call
+    state: Mapping[Node, str]
+    constants: Mapping[str, torch.Tensor]
+    ties: Mapping[str, str]
+    returned: Any
+    program: ExportedProgram
+    sizes: Sizes
+    problems: tuple[Unsupported, ...]
+    export_seconds: float
+
+
+def traced(export: Exported, reference: torch.nn.Module) -> Traced:
+    """Arrange the graph of an export as a tree of calls.
+
+    Raises:
+      TranslationError: the export fixed a size that is named, or made two of them one.
+    """
+    program = export.program
+    _without_assertions(program)
+    state, constants = _state(program, reference)
+    root = call_tree(export, reference)
+    erase_marks(program)
+    drop_erased(root)
+    state = {node: [_one_name(root, node, names)] for node, names in state.items()}
+    connect(root, state, set(constants), set(_outputs(program)))
+    root.results = [node for node in dict.fromkeys(leaves_of(root.returned)) if not is_size(node)]
+    inputs = dict(nodes_of(root.arguments))
+    sizes = Sizes(program, inputs, export.dynamic)
+    if sizes.fixed:
+        raise TranslationError(sizes.fixed)
+    return Traced(
+        root,
+        {node: names[0] for node, names in state.items()},
+        constants,
+        {name: names[0] for names in _named_tensors(reference).values() for name in names[1:]},
+        root.returned,
+        program,
+        sizes,
+        export.problems,
+        export.seconds,
+    )
+
+
+def _without_assertions(program: ExportedProgram) -> None:
+    for node in reversed(program.graph.nodes):
+        if node.op == "call_function" and "_assert" in str(node.target) and not node.users:
+            program.graph.erase_node(node)
+
+
+def _outputs(program: ExportedProgram) -> list[Node]:
+    """Return the values that the program returns, and those that it writes into buffers."""
+    return tensors_of(program.graph.output_node().args)
+
+
+def _named_tensors(reference: torch.nn.Module) -> dict[int, list[str]]:
+    """Return the names of each parameter and buffer, each by the first name of its module."""
+    names: dict[int, list[str]] = {}
+    for path, module in reference.named_modules():
+        for name, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is not None:
+                names.setdefault(id(tensor), []).append(f"{path}.{name}".lstrip("."))
+    return names
+
+
+def _state(
+    program: ExportedProgram, reference: torch.nn.Module
+) -> tuple[dict[Node, list[str]], dict[str, torch.Tensor]]:
+    """Return all names of the tensors of the graph, and the values of the constants."""
+    modules = dict(reference.named_modules(remove_duplicate=False))
+    names = _named_tensors(reference)
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    state: dict[Node, list[str]] = {}
+    constants: dict[str, torch.Tensor] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT or spec.target is None:
+            continue
+        path, _, name = spec.target.rpartition(".")
+        tensors = {**modules[path]._parameters, **modules[path]._buffers} if path in modules else {}
+        if tensors.get(name) is not None:
+            state[nodes[spec.arg.name]] = names[id(tensors[name])]
+        else:
+            state[nodes[spec.arg.name]] = [spec.target]
+            constant = program.constants.get(spec.target)
+            if isinstance(constant, torch.Tensor):
+                constants[spec.target] = constant
+    return state, constants
+
+
+def _one_name(root: Call, node: Node, names: list[str]) -> str:
+    """Choose among the names of a tied tensor: the one by which it is read, if that is one."""
+    if len(names) == 1:
+        return names[0]
+    read_by: set[str] = set()
+
+    def walk(call: Call) -> None:
+        for step in call.steps:
+            if isinstance(step, Call):
+                walk(step)
+            elif node in operands(step):
+                own = [name for name in names if call.path and is_below(name, call.path)]
+                read_by.add((own or names)[0])
+
+    walk(root)
+    return read_by.pop() if len(read_by) == 1 else names[0]

@@ -47,15 +47,11 @@ class Call:
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
 
-    def unpacked_name(self, name: str) -> str:
-        """Return the name that forward unpacks `<argument>_<index>` into, if it does."""
-        argument, _, index = name.rpartition("_")
-        if argument in self.arguments and index.isdigit():
-            code = inspect.unwrap(self.module.forward).__code__
-            parts = unpacked(code.co_filename, code.co_firstlineno, code.co_name, argument)
-            if len(parts) == len(self.arguments[argument]):
-                return parts[int(index)] or name
-        return name
+    def unpacked_name(self, argument: str, index: int) -> str | None:
+        """Return the name that forward unpacks an element of an argument into, if it does."""
+        code = inspect.unwrap(self.module.forward).__code__
+        parts = unpacked(code.co_filename, code.co_firstlineno, code.co_name, argument)
+        return parts[index] if len(parts) == len(self.arguments[argument]) else None
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over the operators of the call and of all calls below it."""
@@ -177,7 +173,7 @@ def connect(
         node: "_".join(call.state[node].rsplit(".", 2)[-2:]) for node in given if node in call.state
     }
     for name, node in reversed(list(nodes_of(call.arguments))):
-        names[node] = call.unpacked_name(name)
+        names[node] = name
     ordered = [node for _, node in nodes_of(call.arguments) if node in set(given)]
     call.given = {names.get(node, node.name): node for node in dict.fromkeys([*ordered, *given])}
     call.returned = with_leaves(
@@ -196,18 +192,28 @@ def connect(
         for node in inside - below:
             used.update(operands(node))
         connect(child, state, constants, used & below)
-    call.given = {_name_below(call, name, node): node for name, node in call.given.items()}
+    if call.path:
+        _rename(call)
 
 
-def _name_below(call: Call, name: str, node: Node) -> str:
-    """Return the name that a called module unpacks a value into, if this one only hands it on."""
-    argument, _, index = name.rpartition("_")
-    if argument in call.arguments and index.isdigit():
-        for child in call.steps:
-            for other, value in child.given.items() if isinstance(child, Call) else ():
-                if value is node and other not in call.given:
-                    return other
-    return name
+def _rename(call: Call) -> None:
+    """Name `<argument>_<index>` as forward unpacks it, or as a called module does."""
+    for name, node in list(call.given.items()):
+        argument, _, index = name.rpartition("_")
+        if argument not in call.arguments or not index.isdigit():
+            continue
+        below = (
+            other
+            for child in call.steps
+            if isinstance(child, Call)
+            for other, value in child.given.items()
+            if value is node
+        )
+        other = call.unpacked_name(argument, int(index)) or next(below, None)
+        if other is not None and other not in call.given:
+            call.given = {
+                other if value is node else key: value for key, value in call.given.items()
+            }
 
 
 def _lives(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,12 +55,25 @@ def _element(node: Node) -> tuple[Node, int]:
     return source, index
 
 
+def _elements(expression: str, tree: Any) -> Iterator[tuple[Node, str]]:
+    """Iterate over the tensors of an argument, each with the expression that reads it."""
+    if isinstance(tree, Node):
+        yield tree, expression
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _elements(f"{expression}[{key!r}]", value)
+    elif isinstance(tree, (list, tuple)):
+        for index, value in enumerate(tree):
+            yield from _elements(f"{expression}[{index}]", value)
+
+
 class Writer(Scope):
     """Write one call as a method. Use `method`."""
 
     def __init__(self, call: Call, tree: Tree) -> None:
         super().__init__(call, tree)
         self.body: list[ast.stmt] = []
+        self.unpacked: list[ast.stmt] = []
         self.written_already: set[int] = set()
         self.place = 0
         self.axes = Axes(call, tree.sizes)
@@ -272,6 +285,8 @@ class Writer(Scope):
         for name, node in self.call.given.items():
             self.names[node], self.held[name] = name, node
         self.result.arguments = list(self.call.given)
+        if not self.call.path:
+            self._unpack()
         place = 0
         while place < len(self.items):
             item = self.items[place]
@@ -301,6 +316,14 @@ class Writer(Scope):
         returned = self._return_value()
         self.body.append(ast.Return(returned))
         return self._finished()
+
+    def _unpack(self) -> None:
+        """Read the tensors in sequences and dicts that the reference itself is given."""
+        for argument, tree in self.call.arguments.items():
+            for value, expression in _elements(argument, tree):
+                name = next((n for n, node in self.call.given.items() if node is value), argument)
+                if name != argument:
+                    self.unpacked += ast.parse(f"{name} = {expression}").body
 
     def _several(self, item: Node, place: int) -> None:
         """Assign the outputs of an operator that has several, or leave them to their users."""
@@ -334,7 +357,7 @@ class Writer(Scope):
 
     def _finished(self) -> Method:
         body = without_unread([tidied(each) for each in self.body])
-        self.result.body = [*self.axes.statements(), *body]
+        self.result.body = [*self.unpacked, *self.axes.statements(), *body]
         return self.result
 
 

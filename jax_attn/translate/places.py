@@ -81,13 +81,12 @@ class Places:
                 if type(each.module) is kind:
                     names.update(dict.fromkeys(each.given))
         if not call.path:
-            inputs = [
-                name
+            # The file takes what the reference takes, used or not.
+            return [
+                argument
                 for argument, tree in call.arguments.items()
-                for name, leaf_ in named_leaves(argument, tree)
-                if isinstance(leaf_, Node)
+                if any(isinstance(leaf, Node) for _, leaf in named_leaves(argument, tree))
             ]
-            names = dict.fromkeys([*inputs, *names])
         order = list(inspect.signature(kind.forward).parameters)
 
         def place(name: str) -> tuple[int, str]:

@@ -61,7 +61,8 @@ def translate(
 
     Args:
       reference: the module.
-      inputs: its inputs as tensors or NumPy arrays, positional or by name.
+      inputs: its inputs as tensors or NumPy arrays, or sequences and dicts of these, positional or
+        by name.
       dynamic: the axes whose sizes vary, `{"input_ids": {0: "B", 1: "T"}}`.
 
     Raises:
@@ -70,11 +71,7 @@ def translate(
     """
     if not isinstance(reference, torch.nn.Module):
         raise TypeError(f"reference: expected a torch.nn.Module, got {type(reference).__name__}")
-    tensors: Any = (
-        tuple(map(_tensor, inputs))
-        if isinstance(inputs, tuple)
-        else {name: _tensor(value) for name, value in inputs.items()}
-    )
+    tensors = torch.utils._pytree.tree_map(_tensor, inputs)
     found = traced(exported(reference, tensors, dynamic), reference)
     if problems := unsupported(found):
         raise TranslationError(problems)

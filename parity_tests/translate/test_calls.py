@@ -89,8 +89,8 @@ def test_ties_buffers_and_constants():
     assert constants == [1, 5]
     embed, head = calls(found.root)
     assert list(embed.state.values()) == ["embed.weight"]
-    assert list(head.state.values()) == ["head.weight"]
-    assert list(head.given) == ["input"]
+    assert list(head.state.values()) == ["embed.weight"]
+    assert list(head.given) == ["input", "embed_weight"]
 
 
 class ReadsChild(nn.Module):
@@ -138,9 +138,9 @@ def test_arguments_and_results_are_trees():
     assert found.returned["none"] is None
     assert found.returned["pair"][1] is found.root.given["x"]
     first, second = calls(found.root)
-    names = ["states_0", "masks_full", "extra"]
-    assert [name for name in first.given if name != "states_1"] == names
-    assert [name for name in second.given if name != "states_1"] == names
+    names = ["first", "masks_full", "extra"]
+    assert [name for name in first.given if name != "second"] == names
+    assert [name for name in second.given if name != "second"] == names
     assert first.arguments["offset"] is None
     assert second.arguments["scale"] == 3.0
     assert first.returned[0]["left"] in first.results
@@ -408,8 +408,12 @@ def test_llama():
     assert not found.sizes.limits
     assert list(found.returned) == ["last_hidden_state"]
     by_path = {call.path: call for call in calls(found.root)}
-    rotary = ["position_embeddings_0", "position_embeddings_1"]
-    assert set(by_path["layers.0.self_attn"].given) == {"hidden_states", "attention_mask", *rotary}
+    assert set(by_path["layers.0.self_attn"].given) == {
+        "hidden_states",
+        "attention_mask",
+        "cos",
+        "sin",
+    }
     assert list(by_path["layers.0.self_attn.q_proj"].given) == ["input"]
     assert len(by_path["rotary_emb"].results) == 2
     attention = by_path["layers.0.self_attn"]
@@ -441,7 +445,7 @@ def test_t5():
     by_path = {call.path: call for call in calls(found.root)}
     for side in ("encoder", "decoder"):
         tokens = by_path[f"{side}.embed_tokens"]
-        assert list(tokens.state.values()) == [f"{side}.embed_tokens.weight"]
+        assert list(tokens.state.values()) == ["shared.weight"]
     cross = by_path["decoder.block.0.layer.1.EncDecAttention"]
     assert list(cross.given)[:2] == ["hidden_states", "mask"]
     assert cross.given["key_value_states"] in by_path["encoder"].results

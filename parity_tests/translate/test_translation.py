@@ -102,9 +102,9 @@ def test_a_wrong_translation_fails():
 
 
 REFUSED = {
-    "an input that there is not": ({"y": {0: "B"}}, "expected some of ids, weights, got 'y'"),
-    "an axis that there is not": ({"ids": {2: "S"}}, "ids: expected an axis of 2"),
-    "two sizes of one name": ({"ids": {0: "B", 1: "B"}}, "B: expected one size, got 3, and 5"),
+    "an input that there is not": ({"y": {0: "B"}}, "y: dynamic names no tensor"),
+    "an axis that there is not": ({"ids": {2: "S"}}, "ids, axis 2, size 'S'"),
+    "two sizes of one name": ({"ids": {0: "B", 1: "B"}}, "ids, axis 1, size 'B'"),
 }
 
 

@@ -79,7 +79,7 @@ def command(named: str, out: Path, dynamic: Axes, as_json: bool) -> None:
     line = shlex.join(["jax-attn", "translate", named, str(out), *words])
     try:
         with stdout_is_stderr():
-            result = Job(named, out, dynamic).done()
+            result = TranslateJob(named, out, dynamic).done()
     except TransferError as error:
         refuse_transfer(error)
     except (PairError, MemoryError) as error:
@@ -94,7 +94,7 @@ def _spelled(axes: dict[int, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class TranslateJob:
     """One translation of a user's module. named: the function. dynamic: the axes that vary."""
 
     named: str

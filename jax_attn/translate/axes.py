@@ -7,10 +7,10 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from jax_attn.translate.calls import Call
+from jax_attn.translate.calls import ModuleCall
 from jax_attn.translate.expression import Written, parsed
 from jax_attn.translate.private import expression
-from jax_attn.translate.sizes import Sizes
+from jax_attn.translate.sizes import NamedSizes
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Axis:
 class Axes:
     """The sizes that a method can read from its arguments, and those that it does read."""
 
-    def __init__(self, call: Call, sizes: Sizes) -> None:
+    def __init__(self, call: ModuleCall, sizes: NamedSizes) -> None:
         self.sizes = sizes
         self.found: dict[str, Axis] = {}
         self.read: set[str] = set()

@@ -17,7 +17,7 @@ from jax_attn.translate.values import does_nothing, is_size, operands, resolved
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a module.
 
     Attributes:
@@ -39,7 +39,7 @@ class Call:
     path: str
     module: torch.nn.Module
     depth: int
-    steps: "list[Node | Call]" = field(default_factory=list)
+    steps: "list[Node | ModuleCall]" = field(default_factory=list)
     given: dict[str, Node] = field(default_factory=dict)
     results: list[Node] = field(default_factory=list)
     state: dict[Node, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Call:
     def nodes(self) -> Iterator[Node]:
         """Iterate over the operators of the call and of all calls below it."""
         for step in self.steps:
-            if isinstance(step, Call):
+            if isinstance(step, ModuleCall):
                 yield from step.nodes()
             else:
                 yield step
@@ -79,14 +79,14 @@ def leaves_of(tree: Any) -> list[Node]:
     return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, Node)]
 
 
-def call_tree(export: Exported, reference: torch.nn.Module) -> Call:
+def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
     """Read the calls from the marks of a graph."""
     modules = dict(reference.named_modules(remove_duplicate=False))
     first = {id(module): name for name, module in reference.named_modules()}
-    root = Call("", reference, 0)
-    callers: dict[Call, tuple[Frame, ...]] = {}
+    root = ModuleCall("", reference, 0)
+    callers: dict[ModuleCall, tuple[Frame, ...]] = {}
     # The calls that are open, each with its number in the marks.
-    stack: list[tuple[int, Call]] = []
+    stack: list[tuple[int, ModuleCall]] = []
     outside: list[Node] = []
     for node in export.program.graph.nodes:
         if node.op != "call_function":
@@ -112,7 +112,7 @@ def call_tree(export: Exported, reference: torch.nn.Module) -> Call:
             call = root
         else:
             path = [value[0] for value in node.meta["nn_module_stack"].values()][-1]
-            call = Call(first[id(modules[path])], modules[path], 0)
+            call = ModuleCall(first[id(modules[path])], modules[path], 0)
             around = stack[-1][1]
             call.is_foreign = around.is_foreign or not is_below(call.path, around.path)
             around.steps.append(call)
@@ -132,11 +132,11 @@ def _value(node: Any) -> Any:
     return node if is_size(node) else resolved(node)
 
 
-def _find_forward(call: Call, callers: Mapping[Call, tuple[Frame, ...]]) -> None:
+def _find_forward(call: ModuleCall, callers: Mapping[ModuleCall, tuple[Frame, ...]]) -> None:
     """Count the frames down to forward's own, those of decorators too."""
     outside = call.depth = len(callers[call])
     for step in call.steps:
-        stack = callers[step] if isinstance(step, Call) else frames(step)
+        stack = callers[step] if isinstance(step, ModuleCall) else frames(step)
         if stack[:outside] == callers[call] and len(stack) > outside:
             call.depth = forward_frame(call.module.forward, stack, outside)
             return
@@ -151,7 +151,7 @@ def erase_marks(program: ExportedProgram) -> None:
 
 
 def connect(
-    call: Call,
+    call: ModuleCall,
     state: Mapping[Node, list[str]],
     constants: set[str],
     used_outside: set[Node],
@@ -185,7 +185,7 @@ def connect(
         key=lambda node: places.get(node, len(places)),
     )
     for child in call.steps:
-        if not isinstance(child, Call):
+        if not isinstance(child, ModuleCall):
             continue
         below = set(child.nodes())
         used = set(used_outside)
@@ -196,7 +196,7 @@ def connect(
         _rename(call)
 
 
-def _rename(call: Call) -> None:
+def _rename(call: ModuleCall) -> None:
     """Name `<argument>_<index>` as forward unpacks it, or as a called module does."""
     for name, node in list(call.given.items()):
         argument, _, index = name.rpartition("_")
@@ -205,7 +205,7 @@ def _rename(call: Call) -> None:
         below = (
             other
             for child in call.steps
-            if isinstance(child, Call)
+            if isinstance(child, ModuleCall)
             for other, value in child.given.items()
             if value is node
         )
@@ -220,15 +220,15 @@ def _lives(node: Node) -> bool:
     return not node._erased
 
 
-def drop_erased(call: Call) -> None:
+def drop_erased(call: ModuleCall) -> None:
     """Leave out what nobody reads, and calls in which nothing runs, such as dropout's."""
     for step in call.steps:
-        if isinstance(step, Call):
+        if isinstance(step, ModuleCall):
             drop_erased(step)
     call.steps = [
         step
         for step in call.steps
-        if (next(step.nodes(), None) is not None if isinstance(step, Call) else _lives(step))
+        if (next(step.nodes(), None) is not None if isinstance(step, ModuleCall) else _lives(step))
     ]
     call.arguments = with_leaves(
         call.arguments, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf

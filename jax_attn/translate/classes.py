@@ -11,7 +11,7 @@ from torch import nn
 from jax_attn.translate.expression import Written, literal, parsed
 from jax_attn.translate.members import Members
 from jax_attn.translate.method import Method, method
-from jax_attn.translate.places import Places
+from jax_attn.translate.places import FilePlaces
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Replaced(ast.NodeTransformer):
 class Classes:
     """Arrange a traced reference as classes."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: FilePlaces) -> None:
         self.places = places
         self.class_of: dict[str, Class] = {}
         self.members = Members(places, self._constructor)

@@ -21,7 +21,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class KnownLayer:
     """How NNX makes and calls a module.
 
     Attributes:
@@ -87,7 +87,7 @@ def _conv(module: Any) -> str | None:
 
 
 _BIAS = Tensor("bias")
-_CONV = Leaf(
+_CONV = KnownLayer(
     _conv,
     "jnp.moveaxis(module(jnp.moveaxis(x, 1, -1)), -1, 1)",
     {
@@ -96,23 +96,23 @@ _CONV = Leaf(
     },
 )
 
-_LINEAR = Leaf(
+_LINEAR = KnownLayer(
     _linear, tensors={"weight": Tensor("kernel", transfer.linear, "self.T"), "bias": _BIAS}
 )
 
-LEAVES: dict[type[nn.Module], Leaf] = {
+LEAVES: dict[type[nn.Module], KnownLayer] = {
     nn.Linear: _LINEAR,
     # The projection in nn.MultiheadAttention.
     nn.modules.linear.NonDynamicallyQuantizableLinear: _LINEAR,
-    nn.Embedding: Leaf(_embedding, tensors={"weight": Tensor("embedding")}),
-    nn.LayerNorm: Leaf(_layer_norm, tensors={"weight": Tensor("scale"), "bias": _BIAS}),
+    nn.Embedding: KnownLayer(_embedding, tensors={"weight": Tensor("embedding")}),
+    nn.LayerNorm: KnownLayer(_layer_norm, tensors={"weight": Tensor("scale"), "bias": _BIAS}),
     nn.Conv1d: _CONV,
     nn.Conv2d: _CONV,
     nn.Conv3d: _CONV,
 }
 
 
-def leaf(module: torch.nn.Module) -> Leaf | None:
+def leaf(module: torch.nn.Module) -> KnownLayer | None:
     """Return how NNX has a module, or None where it has not: then its source is written."""
     found = LEAVES.get(type(module))
     return found if found is not None and found.made(module) is not None else None

@@ -28,7 +28,7 @@ keep(MARK)
 
 
 @dataclass(frozen=True)
-class Slot:
+class MarkSlot:
     """Stand in a tree for the tensor, or the size, at a position of a mark's operands."""
 
     index: int
@@ -61,7 +61,7 @@ def with_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
         return [with_leaves(value, replace) for value in tree]
     if isinstance(tree, tuple):
         return tuple(with_leaves(value, replace) for value in tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, (type, Slot)):
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, (type, MarkSlot)):
         return {
             each.name: with_leaves(getattr(tree, each.name), replace)
             for each in dataclasses.fields(tree)
@@ -109,10 +109,10 @@ def marked(reference: torch.nn.Module) -> Iterator[Marks]:
         def slot(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
-                return Slot(len(tensors) - 1)
+                return MarkSlot(len(tensors) - 1)
             if isinstance(leaf, torch.SymInt):
                 sizes.append(leaf)
-                return Slot(len(sizes) - 1, True)
+                return MarkSlot(len(sizes) - 1, True)
             return leaf
 
         marks[open_calls[-1], is_end] = Marked(with_leaves(tree, slot))
@@ -154,7 +154,7 @@ def read(mark: Marked, node: Node, replace: Callable[[Any], Any]) -> Any:
         mark.tree,
         lambda leaf: (
             replace((sizes if leaf.is_size else tensors)[leaf.index])
-            if isinstance(leaf, Slot)
+            if isinstance(leaf, MarkSlot)
             else leaf
         ),
     )

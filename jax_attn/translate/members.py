@@ -9,7 +9,7 @@ from torch import nn
 from jax_attn.translate.arrays import array_text
 from jax_attn.translate.expression import DTYPES
 from jax_attn.translate.leaves import leaf
-from jax_attn.translate.places import CONTAINERS, Places
+from jax_attn.translate.places import CONTAINERS, FilePlaces
 
 
 class Members:
@@ -20,7 +20,7 @@ class Members:
       made_class: the constructor's call of a module that is a class of the file, by its path.
     """
 
-    def __init__(self, places: Places, made_class: Callable[[str], str]) -> None:
+    def __init__(self, places: FilePlaces, made_class: Callable[[str], str]) -> None:
         self.places = places
         self.made_class = made_class
 

@@ -10,13 +10,13 @@ import torch
 from torch.fx import Node
 
 from jax_attn.translate.axes import Axes
-from jax_attn.translate.calls import Call
+from jax_attn.translate.calls import ModuleCall
 from jax_attn.translate.expression import Written, filled, literal, parsed, with_operands
 from jax_attn.translate.leaves import leaf
 from jax_attn.translate.regions import problem_at
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.scope import Scope, Tree
+from jax_attn.translate.scope import MethodContext, MethodScope
 from jax_attn.translate.source_lines import (
     aliases,
     loop_variable,
@@ -67,10 +67,10 @@ def _elements(expression: str, tree: Any) -> Iterator[tuple[Node, str]]:
             yield from _elements(f"{expression}[{index}]", value)
 
 
-class Writer(Scope):
+class Writer(MethodScope):
     """Write one call as a method. Use `method`."""
 
-    def __init__(self, call: Call, tree: Tree) -> None:
+    def __init__(self, call: ModuleCall, tree: MethodContext) -> None:
         super().__init__(call, tree)
         self.body: list[ast.stmt] = []
         self.unpacked: list[ast.stmt] = []
@@ -128,7 +128,7 @@ class Writer(Scope):
     def expression(self, value: Node) -> Written:
         """Write what computes a value, out of the values that it reads."""
         item = self.produced[value]
-        if isinstance(item, Call):
+        if isinstance(item, ModuleCall):
             called = self._called(item)
             if len(item.results) == 1:
                 return called
@@ -180,12 +180,12 @@ class Writer(Scope):
         whole = tuple(with_operands(tree, operands) for tree in trees)
         return whole if isinstance(result, tuple) else whole[0]
 
-    def _called(self, item: Call) -> Written:
+    def _called(self, item: ModuleCall) -> Written:
         attribute = self.tree.attribute(self.call.path, item.path)
         self.result.children.append(item.path)
         return self._call_of(item, parsed(attribute))
 
-    def _call_of(self, item: Call, module: Written) -> Written:
+    def _call_of(self, item: ModuleCall, module: Written) -> Written:
         found = leaf(item.module)
         if found is not None:
             operands = {"module": module, "x": self.written(next(iter(item.given.values())))}
@@ -244,7 +244,7 @@ class Writer(Scope):
         target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
         self.body.append(ast.Assign([target], made))
 
-    def _loop(self, run: list[Call], place: int) -> None:
+    def _loop(self, run: list[ModuleCall], place: int) -> None:
         parent = run[0].path.rpartition(".")[0]
         carried = next(n for n, node in run[1].given.items() if node is run[0].results[0])
         start = run[0].given[carried]
@@ -298,14 +298,14 @@ class Writer(Scope):
             place += 1
             values = [
                 value
-                for value in (item.results if isinstance(item, Call) else (item,))
+                for value in (item.results if isinstance(item, ModuleCall) else (item,))
                 if self.uses[value]
             ]
             if id(item) in self.written_already:
                 continue
             if not values or all(self._is_folded(value) for value in values):
                 continue
-            if isinstance(item, Call) and len(item.results) > 1:
+            if isinstance(item, ModuleCall) and len(item.results) > 1:
                 self._assign(item.results, self._called(item), place - 1)
                 continue
             if isinstance(item, Node) and isinstance(item.meta["val"], (tuple, list)):
@@ -361,6 +361,6 @@ class Writer(Scope):
         return self.result
 
 
-def method(call: Call, tree: Tree) -> Method:
+def method(call: ModuleCall, tree: MethodContext) -> Method:
     """Write one call as a method."""
     return Writer(call, tree).method()

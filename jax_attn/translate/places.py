@@ -9,13 +9,13 @@ from torch import nn
 from torch.fx import Node
 
 from jax_attn.translate.arrays import array_text, regular
-from jax_attn.translate.calls import Call
+from jax_attn.translate.calls import ModuleCall
 from jax_attn.translate.expression import Written, filled, literal, parsed
-from jax_attn.translate.leaves import Leaf, leaf
+from jax_attn.translate.leaves import KnownLayer, leaf
 from jax_attn.translate.marks import named_leaves
 from jax_attn.translate.problems import Unsupported
-from jax_attn.translate.scope import Tree
-from jax_attn.translate.traced import Traced
+from jax_attn.translate.scope import MethodContext
+from jax_attn.translate.traced import TracedModule
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
@@ -23,19 +23,19 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
 LARGEST_LITERAL = 128
 
 
-class Places:
+class FilePlaces:
     """Where the modules and tensors of a traced reference are in the file."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: TracedModule) -> None:
         self.traced = traced
         self.modules = dict(traced.root.module.named_modules())
-        self.calls: dict[str, list[Call]] = {}
+        self.calls: dict[str, list[ModuleCall]] = {}
         self.leaves: set[str] = set()
         self._collect(traced.root)
         self.tensors = list(traced.root.state.values())
         self.read = {name.rpartition(".")[0] for name in self.tensors}
         self.problems: list[Unsupported] = []
-        self.tree = Tree(
+        self.tree = MethodContext(
             sizes=traced.sizes,
             state=traced.state,
             signatures=self.signature,
@@ -46,17 +46,17 @@ class Places:
             problems=self.problems,
         )
 
-    def _collect(self, call: Call) -> None:
+    def _collect(self, call: ModuleCall) -> None:
         if not self.is_inlined(call):
             if leaf(call.module) is None:
                 self.calls.setdefault(call.path, []).append(call)
             else:
                 self.leaves.add(call.path)
         for step in call.steps:
-            if isinstance(step, Call):
+            if isinstance(step, ModuleCall):
                 self._collect(step)
 
-    def is_inlined(self, call: Call) -> bool:
+    def is_inlined(self, call: ModuleCall) -> bool:
         """Return whether a call is written where it stands, and is no class of its own."""
         if not call.path:
             return False
@@ -68,11 +68,11 @@ class Places:
             return True
         if leaf(call.module) is not None:
             return any(not name.startswith(call.path + ".") for name in call.state.values())
-        if call.state or any(isinstance(step, Call) and step.state for step in call.steps):
+        if call.state or any(isinstance(step, ModuleCall) and step.state for step in call.steps):
             return False
         return call.module.__class__.__module__.startswith("torch.nn") or len(call.steps) <= 6
 
-    def signature(self, call: Call) -> list[str]:
+    def signature(self, call: ModuleCall) -> list[str]:
         """Return the arguments of the class of a call: all that its instances are given."""
         kind = type(call.module)
         names: dict[str, None] = {}
@@ -168,7 +168,7 @@ class Places:
             return _as_array(ast.Subscript(attribute, index, ast.Load()))
         return _as_array(ast.Attribute(attribute, tensor, ast.Load()))
 
-    def leaf_at(self, path: str) -> Leaf | None:
+    def leaf_at(self, path: str) -> KnownLayer | None:
         """Return how NNX has the module of a path, if the file does not write it as a class."""
         return None if path in self.calls else leaf(self.modules[path])
 

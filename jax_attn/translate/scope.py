@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from jax_attn.translate.calls import Call
+from jax_attn.translate.calls import ModuleCall
 from jax_attn.translate.expression import Written
 from jax_attn.translate.frames import Frame, frames
 from jax_attn.translate.problems import Unsupported
-from jax_attn.translate.sizes import Sizes
+from jax_attn.translate.sizes import NamedSizes
 from jax_attn.translate.source_lines import Statement, return_names, statement
 from jax_attn.translate.values import operands
 
 
 @dataclass(frozen=True)
-class Tree:
+class MethodContext:
     """What a method must know of the rest.
 
     Attributes:
@@ -31,17 +31,17 @@ class Tree:
       problems: what rules refuse, filled in as methods are written.
     """
 
-    sizes: Sizes
+    sizes: NamedSizes
     state: Mapping[Node, str]
-    signatures: Callable[[Call], Sequence[str]]
-    is_inlined: Callable[[Call], bool]
+    signatures: Callable[[ModuleCall], Sequence[str]]
+    is_inlined: Callable[[ModuleCall], bool]
     attribute: Callable[[str, str], str]
     tensor: Callable[[str, str], Written]
     returned: Any
     problems: list[Unsupported]
 
 
-class Scope:
+class MethodScope:
     """What happens in one call, with the calls that are written in it.
 
     Attributes:
@@ -53,19 +53,19 @@ class Scope:
       held: the value that each name holds at the statement at hand.
     """
 
-    def __init__(self, call: Call, tree: Tree) -> None:
+    def __init__(self, call: ModuleCall, tree: MethodContext) -> None:
         self.call = call
         self.tree = tree
-        self.items: list[Node | Call] = []
+        self.items: list[Node | ModuleCall] = []
         self._splice(call)
         self.own = {id(item) for item in self.items}
-        self.produced: dict[Node, Node | Call] = {}
+        self.produced: dict[Node, Node | ModuleCall] = {}
         for item in self.items:
-            for value in item.results if isinstance(item, Call) else (item,):
+            for value in item.results if isinstance(item, ModuleCall) else (item,):
                 self.produced[value] = item
         self.returned = self._returned()
         self.uses = Counter[Node]()
-        self.users: dict[Node, list[Node | Call | None]] = {}
+        self.users: dict[Node, list[Node | ModuleCall | None]] = {}
         for item in self.items:
             for value in self._read(item):
                 self._use(value, item)
@@ -85,19 +85,19 @@ class Scope:
 
     # -- what there is
 
-    def _splice(self, call: Call) -> None:
+    def _splice(self, call: ModuleCall) -> None:
         for step in call.steps:
-            if isinstance(step, Call) and self.tree.is_inlined(step):
+            if isinstance(step, ModuleCall) and self.tree.is_inlined(step):
                 self._splice(step)
             else:
                 self.items.append(step)
 
-    def _read(self, item: Node | Call) -> list[Node]:
-        if isinstance(item, Call):
+    def _read(self, item: Node | ModuleCall) -> list[Node]:
+        if isinstance(item, ModuleCall):
             return list(item.given.values())
         return operands(item)
 
-    def _use(self, value: Node, item: Node | Call | None) -> None:
+    def _use(self, value: Node, item: Node | ModuleCall | None) -> None:
         self.uses[value] += 1
         self.users.setdefault(value, []).append(item)
 
@@ -112,17 +112,17 @@ class Scope:
 
     # -- torch's source
 
-    def _first(self, item: Node | Call) -> Node | None:
-        return next(item.nodes(), None) if isinstance(item, Call) else item
+    def _first(self, item: Node | ModuleCall) -> Node | None:
+        return next(item.nodes(), None) if isinstance(item, ModuleCall) else item
 
-    def _place(self, item: Node | Call) -> Statement | None:
+    def _place(self, item: Node | ModuleCall) -> Statement | None:
         frame = self._frame(item)
         return statement(frame) if frame is not None else None
 
-    def _statement(self, item: Node | Call) -> Statement | None:
+    def _statement(self, item: Node | ModuleCall) -> Statement | None:
         return self.places[id(item)]
 
-    def _frame(self, item: Node | Call) -> Frame | None:
+    def _frame(self, item: Node | ModuleCall) -> Frame | None:
         node = self._first(item)
         found = frames(node) if node is not None else ()
         return found[min(self.call.depth, len(found) - 1)] if found else None
@@ -136,11 +136,11 @@ class Scope:
         leaving = self.leaving.get(place, [])
         if value not in leaving:
             return None
-        if len(place.targets) == 1 and isinstance(item, Call) and len(item.results) > 1:
+        if len(place.targets) == 1 and isinstance(item, ModuleCall) and len(item.results) > 1:
             return self._result_name(item, value)
         if len(place.targets) == 1:
             return place.targets[0] if len(leaving) == 1 or value is leaving[-1] else None
-        if isinstance(item, Call) and len(item.results) > 1:
+        if isinstance(item, ModuleCall) and len(item.results) > 1:
             index = item.results.index(value)
         else:
             index = leaving.index(value)
@@ -165,7 +165,7 @@ class Scope:
         if name := self._helper_name(value):
             return name
         item = self.produced[value]
-        if isinstance(item, Call):
+        if isinstance(item, ModuleCall):
             base = self._result_name(item, value) or item.path.rpartition(".")[2]
             if base.isdigit():
                 base = item.path.rsplit(".", 2)[-2]
@@ -173,7 +173,7 @@ class Scope:
             base = str(item.target).split(".")[1] if "." in str(item.target) else "value"
         return re.sub(r"\W|^(?=\d)", "", base.strip("_")) or "value"
 
-    def _result_name(self, item: Call, value: Node) -> str | None:
+    def _result_name(self, item: ModuleCall, value: Node) -> str | None:
         """Return the name that a called module returns one of several values by."""
         found = frames(value)
         if len(item.results) == 1 or len(found) <= item.depth:
@@ -185,7 +185,7 @@ class Scope:
         item = self.produced[value]
         if self.uses[value] != 1:
             return False
-        if isinstance(item, Call) and len(item.results) > 1:
+        if isinstance(item, ModuleCall) and len(item.results) > 1:
             return False
         (user,) = self.users[value]
         if user is None:
@@ -205,13 +205,13 @@ class Scope:
                 places.append(self._last_use(user))
         return max(places, default=-1)
 
-    def _repeated(self, place: int) -> list[Call]:
+    def _repeated(self, place: int) -> list[ModuleCall]:
         """Return the calls from here that are one loop over a list of modules.
 
         Each is given what the one before returned, and otherwise what all are given.
         """
         first = self.items[place]
-        if not isinstance(first, Call) or len(first.results) != 1:
+        if not isinstance(first, ModuleCall) or len(first.results) != 1:
             return []
         parent, _, index = first.path.rpartition(".")
         if not index.isdigit():
@@ -220,7 +220,7 @@ class Scope:
         for item in self.items[place + 1 :]:
             last = run[-1]
             if (
-                not isinstance(item, Call)
+                not isinstance(item, ModuleCall)
                 or item.path != f"{parent}.{int(index) + len(run)}"
                 or type(item.module) is not type(first.module)
                 or set(item.given) != set(last.given)

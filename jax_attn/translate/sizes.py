@@ -77,7 +77,7 @@ def shapes_of(arguments: Mapping[str, Any], dynamic: Dynamic) -> dict[str, Any]:
     return {name: tree(name, value) for name, value in arguments.items()}
 
 
-class Sizes:
+class NamedSizes:
     """The named sizes of an exported program.
 
     Attributes:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from jax_attn import transfer
-from jax_attn.translate.places import Places
+from jax_attn.translate.places import FilePlaces
 
 
-def layout(places: Places) -> transfer.Layout:
+def layout(places: FilePlaces) -> transfer.Layout:
     """Return the table between the reference's tensors and those of the file."""
     rows: dict[str, Any] = {}
     tensors = places.traced.root.module.state_dict(keep_vars=True)

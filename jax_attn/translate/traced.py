@@ -10,7 +10,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from jax_attn.translate.calls import (
-    Call,
+    ModuleCall,
     call_tree,
     connect,
     drop_erased,
@@ -21,12 +21,12 @@ from jax_attn.translate.calls import (
 )
 from jax_attn.translate.exported import Exported
 from jax_attn.translate.problems import TranslationError, Unsupported
-from jax_attn.translate.sizes import Sizes
+from jax_attn.translate.sizes import NamedSizes
 from jax_attn.translate.values import is_size, operands, tensors_of
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedModule:
     """A program as a tree of calls.
 
     Attributes:
@@ -42,18 +42,18 @@ class Traced:
       export_seconds: how long torch took to export.
     """
 
-    root: Call
+    root: ModuleCall
     state: Mapping[Node, str]
     constants: Mapping[str, torch.Tensor]
     ties: Mapping[str, str]
     returned: Any
     program: ExportedProgram
-    sizes: Sizes
+    sizes: NamedSizes
     problems: tuple[Unsupported, ...]
     export_seconds: float
 
 
-def traced(export: Exported, reference: torch.nn.Module) -> Traced:
+def traced(export: Exported, reference: torch.nn.Module) -> TracedModule:
     """Arrange the graph of an export as a tree of calls.
 
     Raises:
@@ -69,10 +69,10 @@ def traced(export: Exported, reference: torch.nn.Module) -> Traced:
     connect(root, state, set(constants), set(_outputs(program)))
     root.results = [node for node in dict.fromkeys(leaves_of(root.returned)) if not is_size(node)]
     inputs = dict(nodes_of(root.arguments))
-    sizes = Sizes(program, inputs, export.dynamic)
+    sizes = NamedSizes(program, inputs, export.dynamic)
     if sizes.fixed:
         raise TranslationError(sizes.fixed)
-    return Traced(
+    return TracedModule(
         root,
         {node: names[0] for node, names in state.items()},
         constants,
@@ -130,15 +130,15 @@ def _state(
     return state, constants
 
 
-def _one_name(root: Call, node: Node, names: list[str]) -> str:
+def _one_name(root: ModuleCall, node: Node, names: list[str]) -> str:
     """Choose among the names of a tied tensor: the one by which it is read, if that is one."""
     if len(names) == 1:
         return names[0]
     read_by: set[str] = set()
 
-    def walk(call: Call) -> None:
+    def walk(call: ModuleCall) -> None:
         for step in call.steps:
-            if isinstance(step, Call):
+            if isinstance(step, ModuleCall):
                 walk(step)
             elif node in operands(step):
                 own = [name for name in names if call.path and is_below(name, call.path)]

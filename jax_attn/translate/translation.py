@@ -13,7 +13,7 @@ from flax import nnx
 from jax_attn.transfer import Layout
 from jax_attn.translate.classes import Classes
 from jax_attn.translate.exported import exported
-from jax_attn.translate.places import Places
+from jax_attn.translate.places import FilePlaces
 from jax_attn.translate.problems import TranslationError
 from jax_attn.translate.sizes import Dynamic
 from jax_attn.translate.source import file_text
@@ -75,7 +75,7 @@ def translate(
     found = traced(exported(reference, tensors, dynamic), reference)
     if problems := unsupported(found):
         raise TranslationError(problems)
-    places = Places(found)
+    places = FilePlaces(found)
     ordered = Classes(places).classes
     if places.problems:
         raise TranslationError(places.problems)

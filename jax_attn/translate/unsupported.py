@@ -11,11 +11,11 @@ from jax_attn.translate.problems import Unsupported
 from jax_attn.translate.regions import problem_at
 from jax_attn.translate.rules.rule import bound
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.traced import Traced
+from jax_attn.translate.traced import TracedModule
 from jax_attn.translate.values import does_nothing, is_size
 
 
-def unsupported(traced: Traced, rules: Container[str] = RULES) -> list[Unsupported]:
+def unsupported(traced: TracedModule, rules: Container[str] = RULES) -> list[Unsupported]:
     """Return all that cannot be translated, in the order of the graph, each place once.
 
     Args:
@@ -61,7 +61,7 @@ def _is_random(node: Node) -> bool:
     return all(arguments.get(name, 1.0) != 0.0 for name in ("dropout_p", "dropout", "p"))
 
 
-def _buffers(traced: Traced) -> Iterator[Unsupported]:
+def _buffers(traced: TracedModule) -> Iterator[Unsupported]:
     nodes = {node.name: node for node in traced.program.graph.nodes}
     for spec in traced.program.graph_signature.output_specs:
         if spec.kind == OutputKind.BUFFER_MUTATION:

@@ -9,7 +9,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.fx import Node
 
-from jax_attn.translate.calls import Call
+from jax_attn.translate.calls import ModuleCall
 from jax_attn.translate.exported import exported
 from jax_attn.translate.frames import frames
 from jax_attn.translate.problems import TranslationError
@@ -26,7 +26,7 @@ def tree(reference, *inputs, dynamic=None, **named):
 def calls(call):
     """Iterate over the calls below one, in order."""
     for step in call.steps:
-        if isinstance(step, Call):
+        if isinstance(step, ModuleCall):
             yield step
             yield from calls(step)
 

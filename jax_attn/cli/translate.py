@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jax_attn.cli.checking.request import Judged, refusals, refuse, stdout_is_stderr
+from jax_attn.cli.checking.request import Judged, explained, refusals, refuse, stdout_is_stderr
 from jax_attn.cli.checking.shown import Forms
 from jax_attn.cli.status import Exit, expect_installed
 from jax_attn.cli.status import refuse as refuse_transfer
@@ -67,8 +67,8 @@ def command(named: str, out: Path, dynamic: Axes, as_json: bool) -> None:
     alone, weights.safetensors, README.md and the report of the check.
 
     The verdict compares outputs and every gradient with the reference in float64, eager and
-    jitted, within the rounding of float32; with --dynamic also at other sizes. The folder is
-    written whatever the verdict is. The module is translated in eval mode.
+    jitted, within the rounding of float32; with --dynamic also at other sizes. A FAIL is
+    explained. The folder is written whatever the verdict is. The module is translated in eval mode.
 
     Exit status: 0 for PASS, 1 for FAIL, 2 if the module cannot be translated, 3 if a package is
     missing or memory runs out, 4 for INCONCLUSIVE.
@@ -79,14 +79,14 @@ def command(named: str, out: Path, dynamic: Axes, as_json: bool) -> None:
     line = shlex.join(["jax-attn", "translate", named, str(out), *words])
     try:
         with stdout_is_stderr():
-            result = TranslateJob(named, out, dynamic).done()
+            judged = TranslateJob(named, out, dynamic).done()
     except TransferError as error:
         refuse_transfer(error)
     except (PairError, MemoryError) as error:
         refuse(error)
-    Forms(None, as_json=as_json, all_tensors=False).show(Judged(result), line)
-    click.echo(f"{result.verdict}: {out} holds the translation", err=as_json)
-    sys.exit(Exit[result.verdict])
+    Forms(None, as_json=as_json, all_tensors=False).show(judged, line)
+    click.echo(f"{judged.result.verdict}: {out} holds the translation", err=as_json)
+    sys.exit(Exit[judged.result.verdict])
 
 
 def _spelled(axes: dict[int, str]) -> str:
@@ -101,8 +101,8 @@ class TranslateJob:
     out: Path
     dynamic: Axes
 
-    def done(self) -> "Result":
-        """Translate, prove and write; return the result of the check.
+    def done(self) -> Judged:
+        """Translate, prove, explain and write; return the result of the check.
 
         Raises PairError for a file or module that cannot be translated, TransferError if the
         folder cannot be written, and MemoryError.
@@ -118,7 +118,8 @@ class TranslateJob:
         with refusals():
             port = loaded(translation, reference)
             result = prove(translation, reference, inputs, dynamic=self.dynamic or None, port=port)
-        result = replace(result, name=self.named)
+            judged = explained(replace(result, name=self.named))
+        result = judged.result
         write(
             self.out,
             translation,
@@ -129,7 +130,7 @@ class TranslateJob:
             sizes=self.dynamic,
             files={"report.md": _report(result)},
         )
-        return result
+        return judged
 
 
 def given(named: str, result: Any) -> tuple[Any, Any]:

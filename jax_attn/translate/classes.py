@@ -187,12 +187,15 @@ class Classes:
 
 
 def _suffix(members: list[str], made: list[Class]) -> str:
-    """Name a second class of one of torch's by the first part of its path that the others lack."""
+    """Name a further class of one of torch's by a part of its path that others lack, or by order."""
     others = {part for one in made for path in one.paths for part in path.split(".")}
     for part in members[0].split("."):
         if part not in others and not part.isdigit():
             return "In" + "".join(word.capitalize() for word in part.split("_"))
-    return "Other" * len(made)
+    return _ORDER[min(len(made), len(_ORDER)) - 1] * max(1, len(made) - len(_ORDER) + 1)
+
+
+_ORDER = ("Second", "Third", "Fourth", "Fifth", "Sixth", "Seventh", "Eighth", "Other")
 
 
 def _attribute(modules: Sequence[nn.Module], values: Sequence[Any]) -> str | None:

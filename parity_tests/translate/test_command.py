@@ -12,6 +12,7 @@ from helpers import documents
 from helpers.schema_problems import problems
 from jax_attn.cli import main
 from jax_attn.transfer import load_checkpoint
+from jax_attn.translate.rules.table import RULES
 
 MINE = """
 import numpy as np
@@ -112,6 +113,15 @@ def test_a_translation_that_passes_leaves_0_and_data_alone_on_stdout(translated)
     named = ("x", "shifted", "grad input x", "grad layers.1.weight")
     assert {f"jit {name}" for name in named} <= document["tensors"].keys()
     assert done.stderr.splitlines()[-1] == f"PASS: {folder / 'out'} holds the translation"
+
+
+def test_a_wrong_rule_leaves_1_and_is_explained(monkeypatch):
+    monkeypatch.setitem(RULES, "aten.tanh.default", "jnp.tanh(1.01 * self)")
+    done = run("mine.py:right", "wrong", "--json")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["verdict"]) == (1, "FAIL")
+    assert "1.01 times as large" in document["explanation"]["sentence"]
+    assert "--explain" not in json.dumps(document["next"])
 
 
 def test_the_folder_holds_source_weights_and_report(translated):

@@ -52,6 +52,18 @@ class Judged(NamedTuple):
 TIMEOUT = 1800
 
 
+def explained(result: "Result") -> Judged:
+    """Explain a result that is not PASS; whatever goes wrong then, the verdict stands."""
+    try:
+        return Judged(result.explained())
+    except KeyboardInterrupt as interrupted:
+        click.echo("the result is not explained", err=True)
+        return Judged(result, interrupted)
+    except BaseException as error:
+        click.echo(f"the result is not explained: {type(error).__name__}: {error}", err=True)
+        return Judged(result)
+
+
 @dataclass(frozen=True)
 class Request:
     """One check of a user's pair.
@@ -96,17 +108,7 @@ class Request:
                 else:
                     result = _checked(pair)
             result = replace(result, name=self.named)
-            if not self.explain:
-                return Judged(result)
-            try:
-                return Judged(result.explained())
-            except KeyboardInterrupt as interrupted:
-                click.echo("the result is not explained", err=True)
-                return Judged(result, interrupted)
-            except BaseException as error:  # whatever it is, the verdict stands
-                why = f"{type(error).__name__}: {error}"
-                click.echo(f"the result is not explained: {why}", err=True)
-                return Judged(result)
+            return explained(result) if self.explain else Judged(result)
 
     def _golden(self) -> "Golden | None":
         if self.golden is None:

@@ -12,6 +12,8 @@ from jax_attn.translate.expression import Written, literal, parsed
 from jax_attn.translate.members import Members
 from jax_attn.translate.method import Method, method
 from jax_attn.translate.places import FilePlaces
+from jax_attn.translate.problems import Unsupported
+from jax_attn.translate.scope import TAKEN
 
 
 @dataclass
@@ -68,6 +70,10 @@ class _Replaced(ast.NodeTransformer):
         return self.by_id.get(id(node), node)
 
 
+def _is_same(one: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:
+    return [*map(ast.dump, one)] == [*map(ast.dump, other)]
+
+
 class Classes:
     """Arrange a traced reference as classes."""
 
@@ -75,6 +81,13 @@ class Classes:
         self.places = places
         self.class_of: dict[str, Class] = {}
         self.members = Members(places, self._constructor)
+
+    def _free_name(self, name: str) -> str:
+        """Return a name that no class of the file has, nor anything that it imports."""
+        taken = {one.name for one in self.class_of.values()} | TAKEN
+        while name in taken:
+            name += "_"
+        return name
 
     def _constructor(self, path: str) -> str:
         one = self.class_of[path]
@@ -86,9 +99,7 @@ class Classes:
     def classes(self) -> list[Class]:
         """Every class of the file, those that others use first."""
         found: list[Class] = []
-        methods = {
-            path: method(calls[0], self.places.tree) for path, calls in self.places.calls.items()
-        }
+        methods = {path: self._method(path) for path in self.places.calls}
         # Modules that are never called, whose tensors others read.
         methods |= {path: Method([], []) for path in self.places.holders()}
         by_depth = sorted(methods, key=lambda path: (-path.count(".") if path else 1, path))
@@ -113,6 +124,22 @@ class Classes:
                 found += self._merged(kind, waiting.pop(kind), methods)
         return found
 
+    def _method(self, path: str) -> Method:
+        """Write the method of a module; all its calls must do alike."""
+        first, *others = self.places.calls[path]
+        written = method(first, self.places.tree)
+        for call in others:
+            if not _is_same(method(call, self.places.tree).body, written.body):
+                self.places.problems.append(
+                    Unsupported(
+                        "module",
+                        path,
+                        "is called in two ways, which one method does not hold; if it is called at "
+                        "two sizes, name them in `dynamic`",
+                    )
+                )
+        return written
+
     def _merged(
         self, kind: type[nn.Module], paths: list[str], methods: Mapping[str, Method]
     ) -> list[Class]:
@@ -123,7 +150,7 @@ class Classes:
             groups.setdefault(_shape([*methods[path].body, *inits[path]]), []).append(path)
         made: list[Class] = []
         for index, members in enumerate(groups.values()):
-            name = kind.__name__ + ("" if not index else _suffix(members, made))
+            name = self._free_name(kind.__name__ + ("" if not index else _suffix(members, made)))
             first = members[0]
             calls = [call for path in members for call in self.places.calls.get(path, ())]
             one = Class(name, members, kind)
@@ -142,20 +169,22 @@ class Classes:
     def _unify(self, one: Class, bodies: list[list[ast.stmt]], inits: list[list[ast.stmt]]) -> None:
         """Make the numbers in which instances differ arguments of `__init__`."""
         modules = [self.places.modules[path] for path in one.paths]
-        by_values: dict[tuple[Any, ...], str] = {}
+        # By text, as 2 and 2.0 are equal and are not the same.
+        by_values: dict[str, str] = {}
         attributes: dict[str, Written] = {}
 
         def named(values: tuple[Any, ...], hint: str) -> str:
-            if values not in by_values:
-                by_values[values] = self._argument(modules, values, hint, set(one.arguments))
-                one.arguments[by_values[values]] = list(values)
-            return by_values[values]
+            key = repr(values)
+            if key not in by_values:
+                by_values[key] = self._argument(modules, values, hint, set(one.arguments))
+                one.arguments[by_values[key]] = list(values)
+            return by_values[key]
 
         replaced: dict[int, Written] = {}
         for constants in zip(*map(_constants, bodies), strict=True):
             values = tuple(constant.value for constant in constants)
             known = _attribute(modules, values)
-            if len(set(values)) > 1:
+            if _differ(values):
                 name = named(values, "value")
                 attributes[name] = ast.Name(name, ast.Load())
             elif isinstance(values[0], float) and known and values[0] not in (0.0, 0.5, 1.0, 2.0):
@@ -169,7 +198,7 @@ class Classes:
         hints = _hints(inits[0])
         for constants in zip(*map(_constants, inits), strict=True):
             values = tuple(constant.value for constant in constants)
-            if len(set(values)) > 1:
+            if _differ(values):
                 hint = hints.get(id(constants[0]), "size")
                 replaced[id(constants[0])] = ast.Name(named(values, hint), ast.Load())
         one.init = [_Replaced(replaced).visit(statement) for statement in inits[0]]
@@ -186,8 +215,13 @@ class Classes:
         return name
 
 
+def _differ(values: Sequence[Any]) -> bool:
+    """Return whether numbers differ, 2 from 2.0 too."""
+    return len({repr(value) for value in values}) > 1
+
+
 def _suffix(members: list[str], made: list[Class]) -> str:
-    """Name a further class of one of torch's by a part of its path that others lack, or by order."""
+    """Name a further class of one of torch's by a part of its path, or by order."""
     others = {part for one in made for path in one.paths for part in path.split(".")}
     for part in members[0].split("."):
         if part not in others and not part.isdigit():

@@ -72,7 +72,7 @@ class Members:
         texts = [self._member(f"{path}.{name}".lstrip("."), module, name) for name in names]
         if isinstance(module, (nn.ModuleDict, nn.ParameterDict)):
             named = zip(names, texts, strict=True)
-            return "nnx.Dict(" + ", ".join(f"{name}={text}" for name, text in named) + ")"
+            return "nnx.Dict({" + ", ".join(f"{name!r}: {text}" for name, text in named) + "})"
         if len(texts) > 1 and len(set(texts)) == 1:
             return f"nnx.List([{texts[0]} for _ in range({len(texts)})])"
         return f"nnx.List([{', '.join(texts)}])"

@@ -1,6 +1,7 @@
 """One call of a module as the statements of a method, with the names of torch's own source."""
 
 import ast
+import keyword
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from jax_attn.translate.leaves import leaf
 from jax_attn.translate.regions import problem_at
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.scope import MethodContext, MethodScope
+from jax_attn.translate.scope import TAKEN, MethodContext, MethodScope
 from jax_attn.translate.source_lines import (
     aliases,
     loop_variable,
@@ -209,8 +210,7 @@ class Writer(MethodScope):
         name = self._own_name(value) or self._made_name(value)
         if not self._may_take(name, value, place):
             name = self._helper_name(value) or name
-        # A size has this name in the whole file.
-        if name in self.tree.sizes.names.values():
+        if name in TAKEN or name in self.tree.sizes.names.values() or keyword.iskeyword(name):
             name += "_"
         held = self.held.get(name)
         if held is not None and held is not value and self._last_use(held) > place:

@@ -119,18 +119,25 @@ class FilePlaces:
         )
 
     def steps_to(self, path: str, owner: str = "") -> list[str]:
-        """Return the attributes and indices that lead from one module to another below it."""
-        steps: list[str] = []
+        """Return the names and indices that lead from one module to another below it."""
+        return [step for step, _ in self._way(path, owner)]
+
+    def _way(self, path: str, owner: str) -> list[tuple[str, str]]:
+        """Return the steps from one module to another, each with its text in Python."""
+        steps: list[tuple[str, str]] = []
         here = owner
         rest = path[len(owner) :].lstrip(".")
         for part in rest.split(".") if rest else []:
             parent = self.modules[here]
+            if isinstance(parent, CONTAINERS) and not here:
+                steps.append(("layers", ".layers"))
             if isinstance(parent, _LISTS):
-                if not here:
-                    steps.append("layers")
-                steps.append(str(self.members(here).index(part)))
+                index = str(self.members(here).index(part))
+                steps.append((index, f"[{index}]"))
+            elif isinstance(parent, (nn.ModuleDict, nn.ParameterDict)):
+                steps.append((part, f"[{part!r}]"))
             else:
-                steps.append(part)
+                steps.append((part, f".{part}"))
             here = f"{here}.{part}".lstrip(".")
         return steps
 
@@ -145,10 +152,7 @@ class FilePlaces:
 
     def attribute(self, owner: str, path: str) -> str:
         """Write the way from `self` to a module."""
-        text = "self"
-        for step in self.steps_to(path, owner):
-            text += f"[{step}]" if step.isdigit() else f".{step}"
-        return text
+        return "self" + "".join(text for _, text in self._way(path, owner))
 
     def tensor(self, owner: str, name: str) -> Written:
         """Write a tensor of the reference, in torch's layout, as it is read in a method."""

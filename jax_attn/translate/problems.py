@@ -9,8 +9,8 @@ class Unsupported:
     """One thing that cannot be translated.
 
     Attributes:
-      kind: a word for programs: "input", "size", "operator", "data-dependent size", "random",
-        "buffer", "autocast", "alias", "export".
+      kind: a word for programs: "input", "module", "size", "operator", "data-dependent size",
+        "random", "buffer", "autocast", "alias", "export".
       operator: the operator, input or buffer concerned.
       reason: a sentence for people.
       file, line: the place in the reference's source, empty and 0 if it is not known.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.operands import call
+from jax_attn.translate.rules.calls import call
 from jax_attn.translate.rules.rule import Array, Rule
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax_attn.translate.rules.calls import call, cast, indexed, number, refused
 from jax_attn.translate.rules.rule import Array, Rule, Size
-from jax_attn.translate.rules.scattering import SCATTERING, cut
+from jax_attn.translate.rules.scattering import cut
 
 _SELECTS = "the number of elements that a boolean mask selects is unknown before the call"
 
@@ -263,7 +263,6 @@ def isin(elements: str, among: str) -> Any:
 
 
 INDEXING: dict[str, Rule] = {
-    **SCATTERING,
     "aten.index.Tensor": index,
     "aten._unsafe_index.Tensor": index,
     "aten.index_put.default": index_put,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jax_attn.translate.rules.operands import call
+from jax_attn.translate.rules.calls import call
 from jax_attn.translate.rules.rule import Array, Rule
 
 NONE, MEAN, SUM = 0, 1, 2

@@ -64,7 +64,8 @@ def jax_dtype(operands: Sequence[Any]) -> tuple[str, bool]:
     return str(dtype), False
 
 
-def cast(name: str, dtype: str) -> str:
+def as_dtype(name: str, dtype: str) -> str:
+    """Write a cast."""
     return f"{name}.astype(jnp.{dtype})"
 
 
@@ -80,7 +81,7 @@ def promoted(template: str, arguments: dict[str, Any], dtype: str | None = None)
     if jax_dtype(list(arguments.values())) == (dtype, False):
         return template
     wrong = {
-        name: cast(name, dtype)
+        name: as_dtype(name, dtype)
         for name, each in arguments.items()
         if isinstance(each, Array) and each.dtype != dtype
     }
@@ -104,7 +105,7 @@ def in_floats(template: str) -> Callable[[Array, Array], str]:
     def rule(self: Array, out: Array) -> str:
         if self.dtype == out.dtype:
             return template
-        return replaced(template, self=cast("self", out.dtype))
+        return replaced(template, self=as_dtype("self", out.dtype))
 
     return rule
 
@@ -128,29 +129,6 @@ def axis(dim: Any, rank: int) -> str | None:
 
 def positive(dim: int, rank: int) -> int:
     return dim % max(rank, 1)
-
-
-def indexed(dim: int, rank: int, index: str) -> str:
-    """Write the index of one axis, with `...` where the axis is nearer to the end."""
-    if dim < 0:
-        dim += rank
-    after = rank - 1 - dim
-    if 0 < after < dim:
-        return "..., " + index + ", :" * after
-    if after == 0 and dim > 0:
-        return "..., " + index if dim > 1 else ":, " + index
-    return ":, " * dim + index
-
-
-def call(function: str, *arguments: str | None, **named: Any) -> str:
-    """Write a call without the arguments that are None or False."""
-    given = [each for each in arguments if each is not None]
-    given += [
-        f"{name}={value}"
-        for name, value in named.items()
-        if value is not None and value is not False
-    ]
-    return f"{function}({', '.join(given)})"
 
 
 def copying_too(views: dict[str, Rule]) -> dict[str, Rule]:

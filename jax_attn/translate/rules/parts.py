@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.operands import axis, call, copying_too, positive
+from jax_attn.translate.rules.calls import call
+from jax_attn.translate.rules.operands import axis, copying_too, positive
 from jax_attn.translate.rules.rule import Array, Rule, Size
 
 

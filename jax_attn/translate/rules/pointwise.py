@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from jax_attn.translate.rules.operands import binary, call, cast, in_floats, promoted, replaced
+from jax_attn.translate.rules.calls import call
+from jax_attn.translate.rules.operands import as_dtype, binary, in_floats, promoted, replaced
 from jax_attn.translate.rules.rule import Array, Rule
 
 
@@ -46,7 +47,7 @@ POWERS = {
 def power(self: Array, exponent: Any, out: Array) -> str:
     if isinstance(exponent, (int, float)):
         if self.dtype != out.dtype:
-            return replaced(power(out, exponent, out), self=cast("self", out.dtype))
+            return replaced(power(out, exponent, out), self=as_dtype("self", out.dtype))
         if exponent in POWERS:
             return POWERS[exponent]
         return f"self**{int(exponent)}" if exponent == int(exponent) else "self**exponent"
@@ -62,7 +63,7 @@ def division(self: Any, other: Any, rounding_mode: str | None, out: Array) -> st
         return promoted("jnp.trunc(self / other)", {"self": self, "other": other})
     both = {"self": self, "other": other}
     casts = {
-        name: cast(name, out.dtype) if isinstance(each, Array) else f"jnp.{out.dtype}({name})"
+        name: as_dtype(name, out.dtype) if isinstance(each, Array) else f"jnp.{out.dtype}({name})"
         for name, each in both.items()
         if not (isinstance(each, Array) and each.dtype == out.dtype)
     }
@@ -123,7 +124,7 @@ def nan_to_num(nan: Any, posinf: Any, neginf: Any) -> str:
 
 
 def close(rtol: float, atol: float, equal_nan: bool) -> str:
-    return call("jnp.isclose", "self", "other", "rtol", "atol", equal_nan=equal_nan)
+    return call("jnp.isclose", "self", "other", "rtol", "atol", equal_nan=equal_nan or None)
 
 
 def angle(self: Array) -> str:

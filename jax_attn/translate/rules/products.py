@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.operands import call, replaced
+from jax_attn.translate.rules.calls import call
+from jax_attn.translate.rules.operands import replaced
 from jax_attn.translate.rules.reductions import norm
 from jax_attn.translate.rules.rule import Array, Rule
 
@@ -57,7 +58,7 @@ def cosine_similarity(x1: Array, x2: Array, dim: int) -> str:
 
 
 def cholesky(upper: bool) -> str:
-    return call("jnp.linalg.cholesky", "self", upper=upper)
+    return call("jnp.linalg.cholesky", "self", upper=upper or None)
 
 
 def qr(mode: str) -> str:
@@ -89,9 +90,9 @@ def triangular(upper: bool, left: bool, unitriangular: bool) -> str:
         "jax.lax.linalg.triangular_solve",
         "self",
         "B",
-        left_side=left,
-        lower=not upper,
-        unit_diagonal=unitriangular,
+        left_side=left or None,
+        lower=not upper or None,
+        unit_diagonal=unitriangular or None,
     )
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from jax_attn.translate.rules.operands import axis, call, cast, positive, replaced
+from jax_attn.translate.rules.calls import call
+from jax_attn.translate.rules.operands import as_dtype, axis, positive, replaced
 from jax_attn.translate.rules.rule import Array, Rule
 
 
@@ -17,14 +18,14 @@ def method(name: str) -> Any:
     def rule(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
         same = _jax_sums_in(self.dtype) == out.dtype
         dtype = None if same else f"jnp.{out.dtype}"
-        return call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim, dtype=dtype)
+        return call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim or None, dtype=dtype)
 
     return rule
 
 
 def mean(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
     dtype = None if self.dtype == out.dtype else f"jnp.{out.dtype}"
-    return call("self.mean", axis(dim, self.rank), keepdims=keepdim, dtype=dtype)
+    return call("self.mean", axis(dim, self.rank), keepdims=keepdim or None, dtype=dtype)
 
 
 def _moments(self: Array, dim: Any, unbiased: Any, correction: Any, keepdim: bool) -> list[str]:
@@ -32,8 +33,8 @@ def _moments(self: Array, dim: Any, unbiased: Any, correction: Any, keepdim: boo
     ddof = int(unbiased) if unbiased is not None else 1 if correction is None else correction
     where = axis(dim, self.rank)
     return [
-        call("self.var", where, ddof=ddof or None, keepdims=keepdim),
-        call("self.mean", where, keepdims=keepdim),
+        call("self.var", where, ddof=ddof or None, keepdims=keepdim or None),
+        call("self.mean", where, keepdims=keepdim or None),
     ]
 
 
@@ -64,8 +65,8 @@ def norm(order: Any, axes: str | None, keepdim: bool) -> str:
         float("-inf"): "absolute(self).min",
     }.get(order)
     if total is None:
-        return call("vector_norm", "self", str(order), axes, keepdims=keepdim)
-    value = call(total, axes, keepdims=keepdim)
+        return call("vector_norm", "self", str(order), axes, keepdims=keepdim or None)
+    value = call(total, axes, keepdims=keepdim or None)
     return f"safe_sqrt({value})" if order == 2 else value
 
 
@@ -85,7 +86,7 @@ def vector_norm(
         return f"{value}.astype(jnp.{out.dtype})"
     if self.dtype == out.dtype:
         return value
-    return replaced(value, self=cast("self", out.dtype))
+    return replaced(value, self=as_dtype("self", out.dtype))
 
 
 def linalg_norm(
@@ -104,7 +105,7 @@ def matrix_norm(self: Array, out: Array, ord: Any, dim: Any, keepdim: bool) -> s
 
 
 def logsumexp(self: Array, dim: Any, keepdim: bool) -> str:
-    return call("jax.nn.logsumexp", "self", axis=axis(dim, self.rank), keepdims=keepdim)
+    return call("jax.nn.logsumexp", "self", axis=axis(dim, self.rank), keepdims=keepdim or None)
 
 
 def along(template: str) -> Any:
@@ -122,8 +123,8 @@ def along(template: str) -> Any:
 def extremes(self: Array, dim: Any, keepdim: bool) -> tuple[str, str]:
     where = axis(dim, self.rank)
     return (
-        call("self.min", where, keepdims=keepdim),
-        call("self.max", where, keepdims=keepdim),
+        call("self.min", where, keepdims=keepdim or None),
+        call("self.max", where, keepdims=keepdim or None),
     )
 
 
@@ -134,19 +135,19 @@ def counted(self: Array, dim: Any = None) -> str:
 def nan_reduced(function: str) -> Any:
     def rule(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
         dtype = None if self.dtype == out.dtype else f"jnp.{out.dtype}"
-        return call(function, "self", axis(dim, self.rank), keepdims=keepdim, dtype=dtype)
+        return call(function, "self", axis(dim, self.rank), keepdims=keepdim or None, dtype=dtype)
 
     return rule
 
 
 def quantile(self: Array, dim: Any, keepdim: bool, interpolation: str) -> str:
     method = None if interpolation == "linear" else f'"{interpolation}"'
-    return call("jnp.quantile", "self", "q", axis=dim, method=method, keepdims=keepdim)
+    return call("jnp.quantile", "self", "q", axis=dim, method=method, keepdims=keepdim or None)
 
 
 def extreme(name: str) -> Any:
     def rule(self: Array, dim: Any = None, keepdim: bool = False) -> str:
-        return call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim)
+        return call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim or None)
 
     return rule
 
@@ -168,7 +169,7 @@ def extreme_at(name: str) -> Any:
 
 def softmax(function: str) -> Any:
     def rule(self: Array, dim: int, out: Array) -> str:
-        operand = "self" if self.dtype == out.dtype else cast("self", out.dtype)
+        operand = "self" if self.dtype == out.dtype else as_dtype("self", out.dtype)
         if self.rank == 0:
             return f"{function}({operand}, axis=())"
         last = dim in (-1, self.rank - 1)
@@ -180,7 +181,7 @@ def softmax(function: str) -> Any:
 def cumulative(function: str) -> Any:
     def rule(self: Array, dim: int, out: Array) -> str:
         if self.rank == 0:
-            return "self" if self.dtype == out.dtype else cast("self", out.dtype)
+            return "self" if self.dtype == out.dtype else as_dtype("self", out.dtype)
         same = self.dtype == out.dtype or (self.dtype == "bool" and out.dtype == "int32")
         return call(function, str(dim), dtype=None if same else f"jnp.{out.dtype}")
 
@@ -189,8 +190,8 @@ def cumulative(function: str) -> Any:
 
 def truth(name: str) -> Any:
     def rule(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
-        value = call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim)
-        return value if out.dtype == "bool" else cast(value, out.dtype)
+        value = call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim or None)
+        return value if out.dtype == "bool" else as_dtype(value, out.dtype)
 
     return rule
 

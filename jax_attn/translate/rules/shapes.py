@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.operands import axis, copying_too, indexed, positive
+from jax_attn.translate.rules.calls import indexed
+from jax_attn.translate.rules.operands import axis, copying_too, positive
 from jax_attn.translate.rules.rule import Array, Rule, Size
 
 END = 2**63 - 1

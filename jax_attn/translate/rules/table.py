@@ -17,6 +17,7 @@ from jax_attn.translate.rules.recurrent import RECURRENT
 from jax_attn.translate.rules.reductions import REDUCTIONS
 from jax_attn.translate.rules.resizing import RESIZING
 from jax_attn.translate.rules.rule import Rule
+from jax_attn.translate.rules.scattering import SCATTERING
 from jax_attn.translate.rules.shapes import SHAPES
 
 RULES: dict[str, Rule] = {
@@ -28,6 +29,7 @@ RULES: dict[str, Rule] = {
     **PARTS,
     **CREATION,
     **INDEXING,
+    **SCATTERING,
     **CONVOLUTIONS,
     **POOLS,
     **RESIZING,

@@ -1,0 +1,230 @@
+"""Small modules of every shape: the written file computes what torch computes."""
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jax_attn.translate import translate
+from jax_attn.translate.outputs import called
+from jax_attn.translate.problems import TranslationError
+from jax_attn.translate.proof import loaded
+
+X = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+SEQUENCE = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(1))
+Both = collections.namedtuple("Both", "hidden out")
+
+
+class Body(nn.Module):
+    """A module with one linear layer, `a`, further parts, and the forward of a row."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 5)
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def body(forward: Callable[..., Any], **parts: nn.Module) -> nn.Module:
+    return type("Written", (Body,), {"forward": forward})(**parts)
+
+
+class Optional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.a(x) if y is None else self.a(x) * y
+
+
+def block(function: Callable[[Tensor], Tensor]) -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function(self.a(x))
+
+    return Block()
+
+
+def in_place(self, x):
+    y = self.a(x)
+    y[0] = 0
+    y.mul_(2)
+    return y
+
+
+def without_gradient(self, x):
+    with torch.no_grad():
+        gate = self.a(x)
+    return gate * x
+
+
+def states(self, x):
+    h, (a, c) = self.part(x[None])
+    return h, a, c
+
+
+def looped(self, x):
+    for layer in self.parts:
+        x = torch.tanh(layer(x))
+    return x
+
+
+def residuals(self, x):
+    before = x
+    x = self.a(x)
+    y = x
+    x = torch.tanh(x)
+    x = x * 2 + y
+    z = x
+    x = x * before
+    return x + z, before, y
+
+
+def names_of_the_file(self, x):
+    jnp = self.a(x)
+    nnx = jnp * 2
+    jax = jnp + nnx
+    return nn.functional.silu(jax) * jnp + nnx * jax
+
+
+def reads_parameters(self, x):
+    return x * self.part[0] + self.part[1]
+
+
+def shared_list() -> nn.Module:
+    made = body(looped)
+    made.parts = nn.ModuleList([made.a, made.a, nn.Linear(5, 5)])
+    return made
+
+
+def buffers() -> nn.Module:
+    made = body(
+        lambda self, x: self.a(x).masked_fill(self.mask, 0.5)[:, self.order] + self.table[0, :3]
+    )
+    made.register_buffer("mask", torch.tensor([True, False, True, True, False]))
+    made.register_buffer("order", torch.tensor([0, 2, 1]))
+    made.register_buffer("table", torch.randn(20, 10), persistent=False)
+    return made
+
+
+class Row(NamedTuple):
+    module: Callable[[], nn.Module]
+    inputs: Any = (X,)
+
+
+def attention(weights: bool) -> Callable[..., Any]:
+    return lambda self, x: self.part(x, x, x) if weights else self.part(x, x, x)[0]
+
+
+ROWS = {
+    "a named tuple": Row(lambda: body(lambda self, x: Both(self.a(x), x.tanh()))),
+    "an input that is not used": Row(
+        lambda: body(lambda self, x, mask: self.a(x)), {"x": X, "mask": X}
+    ),
+    "an input that is left out": Row(Optional, {"x": X}),
+    "an input that is returned": Row(lambda: body(lambda self, x: (self.a(x), x))),
+    "a tuple and a dict of inputs": Row(
+        lambda: body(lambda self, x, pair, more: self.a(pair[0]) + pair[1] * more["b"] + x),
+        (X, (X, X + 1), {"a": X, "b": X * 2}),
+    ),
+    "a keyword": Row(
+        lambda: body(lambda self, x, *, scale: self.a(x) * scale), {"x": X, "scale": X}
+    ),
+    "in place": Row(lambda: body(in_place)),
+    "detached": Row(lambda: body(lambda self, x: self.a(x) * self.a(x).detach())),
+    "without a gradient": Row(lambda: body(without_gradient)),
+    "a scalar": Row(lambda: body(lambda self, x: (self.a(x) ** 2).mean())),
+    "residuals": Row(lambda: body(residuals)),
+    "names that the file uses": Row(lambda: body(names_of_the_file)),
+    "an LSTM with its states": Row(lambda: body(states, part=nn.LSTM(5, 5, batch_first=True))),
+    "a GRU without its state": Row(
+        lambda: body(lambda self, x: self.part(x[None])[0], part=nn.GRU(5, 5))
+    ),
+    "multi-head attention": Row(
+        lambda: body(attention(False), part=nn.MultiheadAttention(6, 2, batch_first=True)),
+        (SEQUENCE,),
+    ),
+    "multi-head attention with weights": Row(
+        lambda: body(attention(True), part=nn.MultiheadAttention(6, 2, batch_first=True)),
+        (SEQUENCE,),
+    ),
+    "an encoder": Row(
+        lambda: body(
+            lambda self, x: self.part(x),
+            part=nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2),
+        ),
+        (SEQUENCE,),
+    ),
+    "a dict of modules": Row(
+        lambda: body(
+            lambda self, x: self.part["0"](self.part["up"](x).relu()),
+            part=nn.ModuleDict({"up": nn.Linear(5, 7), "0": nn.Linear(7, 5)}),
+        )
+    ),
+    "a list of parameters": Row(
+        lambda: body(reads_parameters, part=nn.ParameterList([torch.randn(5), torch.randn(5)]))
+    ),
+    "a list that repeats a module": Row(shared_list),
+    "a sequence that is also read by index": Row(
+        lambda: body(
+            lambda self, x: self.part(x) + self.part[0](x)[:, :5],
+            part=nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Dropout(0.1), nn.Linear(7, 5)),
+        )
+    ),
+    "padding ids": Row(
+        lambda: body(lambda self, ids: self.part(ids), part=nn.Embedding(9, 5, padding_idx=0)),
+        (torch.tensor([[0, 3, 5], [1, 2, 0]]),),
+    ),
+    "a batch norm": Row(lambda: body(lambda self, x: self.part(self.a(x)), part=nn.BatchNorm1d(5))),
+    "an RMS norm": Row(lambda: body(lambda self, x: self.part(self.a(x)), part=nn.RMSNorm(5))),
+    "buffers of every kind": Row(buffers),
+    "two classes of one name": Row(
+        lambda: body(
+            lambda self, x: self.p(x) + self.q(x), p=block(torch.tanh), q=block(torch.sigmoid)
+        )
+    ),
+}
+_FAST = ("residuals", "without a gradient", "two classes of one name")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in _FAST else pytest.mark.slow) for name in ROWS]
+)
+def test_outputs_are_those_of_torch(name):
+    torch.manual_seed(0)
+    reference = ROWS[name].module().eval()
+    inputs = ROWS[name].inputs
+    translation = translate(reference, inputs)
+    port = loaded(translation, reference)
+    arrays = torch.utils._pytree.tree_map(lambda tensor: tensor.numpy(), inputs)
+    args, kwargs = ((), arrays) if isinstance(arrays, dict) else (arrays, {})
+    with torch.no_grad():
+        expected = called(
+            reference,
+            *(inputs if isinstance(inputs, tuple) else ()),
+            **(inputs if isinstance(inputs, dict) else {}),
+        )
+    got = called(port, *args, **kwargs)
+    expected, got = (each if isinstance(each, dict) else {"": each} for each in (expected, got))
+    assert list(got) == list(expected)
+    for key, value in expected.items():
+        # A few operations on numbers about 1, each of which rounds by at most 2⁻²⁴.
+        assert np.abs(np.asarray(got[key]) - value.numpy()).max() < 64 * 2**-24, key
+
+
+def test_a_module_called_in_two_ways_is_refused():
+    reference = body(lambda self, x: self.part(x) + self.part(x, x), part=Optional())
+    with pytest.raises(TranslationError) as refusal:
+        translate(reference, (X,))
+    assert [(problem.kind, problem.operator) for problem in refusal.value.problems] == [
+        ("module", "part")
+    ]

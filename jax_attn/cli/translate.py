@@ -107,9 +107,9 @@ class TranslateJob:
         Raises PairError for a file or module that cannot be translated, TransferError if the
         folder cannot be written, and MemoryError.
         """
+        from jax_attn.translate.folder import expect_new, write
         from jax_attn.translate.proof import loaded, prove
         from jax_attn.translate.translation import translate
-        from jax_attn.translate.writing import expect_new, write
 
         expect_new(self.out)
         reference, inputs = given(self.named, made(self.named, None))

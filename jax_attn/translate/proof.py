@@ -12,9 +12,9 @@ from flax import nnx
 from jax_attn import transfer
 from jax_attn.parity.checking.check import check
 from jax_attn.parity.judge.result import Result
-from jax_attn.translate.exported import Dynamic
 from jax_attn.translate.other_sizes import as_named, other_inputs
 from jax_attn.translate.outputs import called
+from jax_attn.translate.tracing.exported import Dynamic
 from jax_attn.translate.translation import Translation
 
 Inputs = Mapping[str, Any] | tuple[Any, ...]

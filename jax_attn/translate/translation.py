@@ -11,15 +11,15 @@ import torch
 from flax import nnx
 
 from jax_attn.transfer import Layout
-from jax_attn.translate.classes import Classes
-from jax_attn.translate.exported import exported
-from jax_attn.translate.places import FilePlaces
-from jax_attn.translate.problems import TranslationError
-from jax_attn.translate.sizes import Dynamic
-from jax_attn.translate.source import file_text
-from jax_attn.translate.table import layout
-from jax_attn.translate.traced import traced
-from jax_attn.translate.unsupported import unsupported
+from jax_attn.translate.module.classes import Classes
+from jax_attn.translate.module.places import FilePlaces
+from jax_attn.translate.module.source import file_text
+from jax_attn.translate.module.table import layout
+from jax_attn.translate.tracing.exported import exported
+from jax_attn.translate.tracing.problems import TranslationError
+from jax_attn.translate.tracing.sizes import Dynamic
+from jax_attn.translate.tracing.traced import traced
+from jax_attn.translate.tracing.unsupported import unsupported
 
 
 @dataclass(frozen=True)

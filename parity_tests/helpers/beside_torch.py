@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from helpers.operators import in_jax, operator
-from jax_attn.translate.expression import literal, parsed
-from jax_attn.translate.rules.rule import Array, Size, bound, described, expressions
+from jax_attn.translate.rules.expression import literal, parsed
+from jax_attn.translate.rules.rule import Array, VaryingSize, bound, described, expressions
 from jax_attn.translate.rules.table import RULES
 
 FLOAT64, FLOAT32 = 2.0**-53, 2.0**-24
@@ -59,7 +59,7 @@ def with_varying(size: int, name: str, *args: Any, **kwargs: Any) -> str:
             return Array(tuple(varied(each) for each in value.shape), value.dtype)
         if isinstance(value, (list, tuple)):
             return [varied(each) for each in value]
-        return Size(size) if value == size and isinstance(value, int) else value
+        return VaryingSize(size) if value == size and isinstance(value, int) else value
 
     def written(name: str, value: Any) -> ast.expr:
         if isinstance(value, torch.Tensor):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from jax_attn.translate.expression import Written, literal
+from jax_attn.translate.rules.expression import Written, literal
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.rules.written import FUNCTIONS

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from helpers import operators
-from jax_attn.translate.expression import DTYPES
+from jax_attn.translate.rules.expression import DTYPES
 from jax_attn.translate.rules.rule import bound
 
 EPSILON = 2.0**-53

@@ -9,8 +9,8 @@ import torch
 from torch import tensor
 
 from helpers import operators
-from jax_attn.translate.expression import literal, parsed
-from jax_attn.translate.rules.rule import Array, Size, expressions
+from jax_attn.translate.rules.expression import literal, parsed
+from jax_attn.translate.rules.rule import Array, VaryingSize, expressions
 from jax_attn.translate.rules.table import RULES
 
 INF, NAN = float("inf"), float("nan")
@@ -59,7 +59,7 @@ def written(name: str, shape: Any, arguments: Any, out: Any, names: dict[int, st
         )
 
     def operand(value: Any) -> ast.expr:
-        if isinstance(value, Size):
+        if isinstance(value, VaryingSize):
             return parsed(names[value.hint])
         if isinstance(value, Array):
             return parsed("index")

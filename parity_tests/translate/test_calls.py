@@ -9,12 +9,12 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.fx import Node
 
-from jax_attn.translate.calls import ModuleCall
-from jax_attn.translate.exported import exported
-from jax_attn.translate.frames import frames
-from jax_attn.translate.problems import TranslationError
-from jax_attn.translate.traced import traced
-from jax_attn.translate.unsupported import unsupported
+from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.exported import exported
+from jax_attn.translate.tracing.frames import frames
+from jax_attn.translate.tracing.problems import TranslationError
+from jax_attn.translate.tracing.traced import traced
+from jax_attn.translate.tracing.unsupported import unsupported
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
 

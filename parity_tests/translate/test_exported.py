@@ -5,8 +5,8 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from jax_attn.translate.exported import exported
-from jax_attn.translate.problems import TranslationError
+from jax_attn.translate.tracing.exported import exported
+from jax_attn.translate.tracing.problems import TranslationError
 
 X = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

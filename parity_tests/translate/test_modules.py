@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from jax_attn.translate import translate
 from jax_attn.translate.outputs import called
-from jax_attn.translate.problems import TranslationError
 from jax_attn.translate.proof import loaded
+from jax_attn.translate.tracing.problems import TranslationError
 
 X = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
 SEQUENCE = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(1))

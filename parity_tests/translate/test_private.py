@@ -6,8 +6,8 @@ from torch import nn
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
-from jax_attn.translate import private
-from jax_attn.translate.frames import frames, reference_frames
+from jax_attn.translate.tracing import private
+from jax_attn.translate.tracing.frames import frames, reference_frames
 
 
 class Helped(nn.Module):

@@ -8,7 +8,7 @@ from torch import tensor
 
 from helpers.rule_comparison import differences
 from helpers.rule_rows import BOOLS, BTD, INTS, SCALAR, F, G, call, named, paired, text, written
-from jax_attn.translate.rules.rule import Array, Size
+from jax_attn.translate.rules.rule import Array, VaryingSize
 from jax_attn.translate.rules.table import RULES
 
 COMPLEX = torch.complex(F, G)
@@ -184,7 +184,7 @@ def test_a_wrong_rule_is_noticed(row, wrong, monkeypatch):
     assert differences(name, *args, **kwargs)
 
 
-B, T = Size(2), Size(7)
+B, T = VaryingSize(2), VaryingSize(7)
 
 
 @pytest.mark.parametrize(
@@ -203,15 +203,15 @@ B, T = Size(2), Size(7)
             "flatten.using_ints",
             (B, 3, T),
             {"start_dim": 1, "end_dim": -1},
-            (B, Size(21)),
+            (B, VaryingSize(21)),
             "x.reshape(x.shape[0], -1)",
         ),
         ("slice.Tensor", (B, 64), {"dim": 1, "start": 0, "end": T, "step": 1}, (B, T), "x[:, :T]"),
         (
             "split_with_sizes.default",
             (B, T),
-            {"split_sizes": [Size(3), Size(4)], "dim": 1},
-            [(B, Size(3)), (B, Size(4))],
+            {"split_sizes": [VaryingSize(3), VaryingSize(4)], "dim": 1},
+            [(B, VaryingSize(3)), (B, VaryingSize(4))],
             "jnp.split(x, [S], axis=1)",
         ),
         ("squeeze.default", (B, 1, 1), {}, (B,), "x.squeeze((1, 2))"),
@@ -226,12 +226,12 @@ def test_a_size_that_varies_is_named(name, shape, arguments, out, expected):
 @pytest.mark.parametrize(
     ("name", "shape", "arguments", "out"),
     [
-        ("chunk.default", (T,), {"chunks": 2, "dim": 0}, [(Size(4),), (Size(3),)]),
+        ("chunk.default", (T,), {"chunks": 2, "dim": 0}, [(VaryingSize(4),), (VaryingSize(3),)]),
         (
             "repeat_interleave.self_Tensor",
             (T,),
             {"repeats": Array((T,), "int32"), "dim": 0},
-            (Size(9),),
+            (VaryingSize(9),),
         ),
     ],
 )

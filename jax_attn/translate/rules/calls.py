@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.rule import Array, Size
+from jax_attn.translate.rules.rule import Array, VaryingSize
 
 
 def call(function: str, *arguments: str | None, **named: Any) -> str:
@@ -30,7 +30,7 @@ def spread(value: Any, count: int, name: str = "") -> tuple[int, ...]:
 
 def known(values: Sequence[Any], what: str) -> tuple[int, ...]:
     """Refuse sizes that vary where the expression needs their values."""
-    if any(isinstance(value, Size) for value in values):
+    if any(isinstance(value, VaryingSize) for value in values):
         raise NotImplementedError(
             f"{what} varies between calls, and the expression needs its value"
         )
@@ -71,6 +71,6 @@ def number(value: Any, dtype: str) -> str:
     """Write a number in the dtype of the tensor that takes it, as torch converts it."""
     if dtype == "bool":
         return str(bool(value))
-    if "int" in dtype and not isinstance(value, Size):
+    if "int" in dtype and not isinstance(value, VaryingSize):
         return str(int(value))
     return "value"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_attn.translate.rules.calls import call, cast, indexed, number, refused
-from jax_attn.translate.rules.rule import Array, Rule, Size
+from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 from jax_attn.translate.rules.scattering import cut
 
 _SELECTS = "the number of elements that a boolean mask selects is unknown before the call"
@@ -131,7 +131,7 @@ def copy(self: Array, src: Array) -> str:
 
 
 def fill(self: Array, value: Any) -> str:
-    if not isinstance(value, (Array, Size)) and value in (0, 1):
+    if not isinstance(value, (Array, VaryingSize)) and value in (0, 1):
         return f"jnp.{'ones' if value else 'zeros'}_like(self)"
     if isinstance(value, Array):
         return f"jnp.full_like(self, {cast('value', value, self.dtype)})"

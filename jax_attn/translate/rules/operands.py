@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
-from jax_attn.translate.expression import DTYPES
-from jax_attn.translate.rules.rule import Array, Rule, Size
+from jax_attn.translate.rules.expression import DTYPES
+from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 
 
 def replaced(template: str, **by: str) -> str:
@@ -28,7 +28,7 @@ def torch_dtype(operands: Sequence[Any]) -> str:
         torch.empty((1,) * each.rank, dtype=getattr(torch, each.dtype))
         if isinstance(each, Array)
         else each.hint
-        if isinstance(each, Size)
+        if isinstance(each, VaryingSize)
         else each
         for each in operands
     ]
@@ -59,7 +59,7 @@ def jax_dtype(operands: Sequence[Any]) -> tuple[str, bool]:
     dtype = functools.reduce(jnp.promote_types, arrays)
     if has_float and not jnp.issubdtype(dtype, jnp.inexact):
         return "float32", True
-    if dtype == jnp.bool_ and any(type(each) in (int, Size) for each in operands):
+    if dtype == jnp.bool_ and any(type(each) in (int, VaryingSize) for each in operands):
         return "int32", True
     return str(dtype), False
 

@@ -5,13 +5,13 @@ from typing import Any
 
 from jax_attn.translate.rules.calls import call
 from jax_attn.translate.rules.operands import axis, copying_too, positive
-from jax_attn.translate.rules.rule import Array, Rule, Size
+from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 
 
 def pieces(self: Array, dim: int, out: Sequence[Array], sizes: Sequence[str]) -> str:
     """Write the split of an axis in pieces of these sizes, by what the split gave."""
     lengths = [
-        each.hint if isinstance(each, Size) else each for each in (o.shape[dim] for o in out)
+        each.hint if isinstance(each, VaryingSize) else each for each in (o.shape[dim] for o in out)
     ]
     where = axis(dim, self.rank + 1)
     along = "" if where == "0" else f", axis={where}"
@@ -38,16 +38,16 @@ def split_with_sizes(self: Array, split_sizes: Any, dim: int, out: Sequence[Arra
 
 def chunk(self: Array, chunks: int, dim: int, out: Sequence[Array]) -> str:
     lengths = [each.shape[dim] for each in out]
-    if len(set(lengths)) > 1 and any(isinstance(each, Size) for each in lengths):
+    if len(set(lengths)) > 1 and any(isinstance(each, VaryingSize) for each in lengths):
         raise NotImplementedError("the last chunk of an axis whose size varies is shorter")
     return pieces(self, dim, out, [str(each) for each in lengths])
 
 
 def tensor_split(self: Array, dim: int, out: Sequence[Array], indices: Any = None) -> str:
     lengths = [each.shape[dim] for each in out]
-    if indices is None and any(isinstance(each, Size) for each in lengths):
+    if indices is None and any(isinstance(each, VaryingSize) for each in lengths):
         raise NotImplementedError("an axis whose size varies is split in unequal parts")
-    if any(isinstance(each, Size) for each in indices or ()):
+    if any(isinstance(each, VaryingSize) for each in indices or ()):
         raise NotImplementedError("an axis is split at places that vary")
     if indices is None:
         return pieces(self, dim, out, [str(each) for each in lengths])
@@ -116,7 +116,7 @@ def rolled(self: Array, shifts: Sequence[Any], dims: Sequence[int]) -> str:
 def repeated(self: Array, out: Array, repeats: Any, dim: int | None = None) -> str:
     if isinstance(repeats, Array):
         length = out.shape[0 if dim is None else dim]
-        if isinstance(length, Size):
+        if isinstance(length, VaryingSize):
             raise NotImplementedError("how often elements are repeated is known in the call alone")
         return call("jnp.repeat", "self", "repeats", axis=dim, total_repeat_length=length)
     return call("jnp.repeat", "self", "repeats", axis=dim)

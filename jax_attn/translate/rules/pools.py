@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_attn.translate.rules.calls import call, known, number, refused, spread
-from jax_attn.translate.rules.rule import Array, Rule, Size
+from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 
 
 def _over(rank: int, each: Sequence[Any], other: Any) -> str:
@@ -166,7 +166,9 @@ def adaptive_avg_pool(self: Array, out: Array, output_size: Any) -> str:
     return f"adaptive_avg_pool(self, {_targets(out, axes)})"
 
 
-def _even(sizes: Sequence[int | Size], ends: Sequence[int | Size]) -> tuple[int, ...] | None:
+def _even(
+    sizes: Sequence[int | VaryingSize], ends: Sequence[int | VaryingSize]
+) -> tuple[int, ...] | None:
     """Return the widths of the windows if all are as wide and none overlap."""
     pairs = [
         (size, end)
@@ -179,7 +181,7 @@ def _even(sizes: Sequence[int | Size], ends: Sequence[int | Size]) -> tuple[int,
 def _targets(out: Array, axes: int) -> str:
     """Write the sizes of the result as the operator names them."""
     sizes = [
-        f"output_size[{i}]" if isinstance(size, Size) else str(size)
+        f"output_size[{i}]" if isinstance(size, VaryingSize) else str(size)
         for i, size in enumerate(out.shape[-axes:])
     ]
     return f"({', '.join(sizes)},)" if axes == 1 else f"({', '.join(sizes)})"
@@ -200,7 +202,10 @@ def adaptive_max_pool(self: Array, out: Any, output_size: Any) -> str | tuple[st
 def _widths(rank: int, pad: Any) -> str:
     """Write torch's pairs, last axis first, as one pair an axis."""
     pairs = [
-        tuple(f"pad[{i}]" if isinstance(pad[i], Size) else str(pad[i]) for i in (2 * n, 2 * n + 1))
+        tuple(
+            f"pad[{i}]" if isinstance(pad[i], VaryingSize) else str(pad[i])
+            for i in (2 * n, 2 * n + 1)
+        )
         for n in range(len(pad) // 2)
     ]
     each = [("0", "0")] * (rank - len(pairs)) + pairs[::-1]
@@ -212,7 +217,7 @@ def _widths(rank: int, pad: Any) -> str:
 
 
 def padded(self: Array, pad: Any, mode: str, value: Any) -> str:
-    if not any(isinstance(n, Size) or n for n in pad):
+    if not any(isinstance(n, VaryingSize) or n for n in pad):
         return "self"
     modes = {"constant": None, "reflect": "'reflect'", "replicate": "'edge'", "circular": "'wrap'"}
     negative = [isinstance(n, int) and n < 0 for n in pad]
@@ -227,7 +232,7 @@ def padded(self: Array, pad: Any, mode: str, value: Any) -> str:
         slices = [f"{low or ''}:{high or ''}" for low, high in cuts]
         source = f"self[{', '.join((['...'] if len(cuts) < self.rank else []) + slices)}]"
         pad = [0 if cut else n for n, cut in zip(pad, negative, strict=True)]
-        if not any(isinstance(n, Size) or n for n in pad):
+        if not any(isinstance(n, VaryingSize) or n for n in pad):
             return source
     filled = mode == "constant" and value not in (None, 0)
     return call(

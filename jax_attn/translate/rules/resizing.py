@@ -3,7 +3,7 @@
 from typing import Any
 
 from jax_attn.translate.rules.calls import call
-from jax_attn.translate.rules.rule import Array, Rule, Size
+from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 
 
 def _factors(axes: int, scales: Any) -> list[float | None]:
@@ -14,7 +14,7 @@ def _sizes(name: str, out: Array, axes: int, scales: Any) -> list[str]:
     """Write the sizes of the result, from what the operator names where they vary."""
     written = []
     for i, size in enumerate(out.shape[-axes:]):
-        if not isinstance(size, Size):
+        if not isinstance(size, VaryingSize):
             written.append(str(size))
         elif scales:
             written.append(f"int({name}.shape[{i - axes}] * {scales[i]!r})")
@@ -43,7 +43,7 @@ def _nearest(name: str, image: Array, out: Array, axes: int, scales: Any, exact:
     ):
         if isinstance(h, int) and isinstance(g, int) and g % h == 0 and scale in (None, g / h):
             factors.append(g // h)
-        elif isinstance(h, Size) and scale is not None and float(scale).is_integer():
+        elif isinstance(h, VaryingSize) and scale is not None and float(scale).is_integer():
             factors.append(int(scale))
     if len(factors) == axes:
         # Both ways to round agree where each element is repeated.

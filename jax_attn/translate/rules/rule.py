@@ -2,9 +2,9 @@
 
 A rule is a template, `"jnp.exp(self)"`, whose names are the arguments of the operator's schema; or
 a function that takes the arguments it needs by these names and returns a template. A function sees
-each tensor as an `Array`, each size that varies as a `Size`, and constants as they are. It returns
-a tuple of templates where the operator has several outputs, one an output; a single template then
-stands for an expression that evaluates to all of them.
+each tensor as an `Array`, each size that varies as a `VaryingSize`, and constants as they are. It
+returns a tuple of templates where the operator has several outputs, one an output; a single
+template then stands for an expression that evaluates to all of them.
 
 A parameter with a default may name an argument that only some of the operator's overloads have.
 A parameter named `out` receives the result as torch computed it: an `Array`, or a list of these.
@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from jax_attn.translate.expression import DTYPES, Written, filled
+from jax_attn.translate.rules.expression import DTYPES, Written, filled
 
 Templates = str | tuple[str, ...]
 Rule = str | Callable[..., Templates]
 
 
 @dataclass(frozen=True)
-class Size:
+class VaryingSize:
     """A size that varies between calls; `hint` is what it was in the traced one."""
 
     hint: int
@@ -35,7 +35,7 @@ class Size:
 class Array:
     """The shape and the dtype, by JAX's name, of a tensor."""
 
-    shape: tuple[int | Size, ...]
+    shape: tuple[int | VaryingSize, ...]
     dtype: str
 
     @property
@@ -52,7 +52,7 @@ def described(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return Array(tuple(described(size) for size in value.shape), DTYPES[value.dtype])
     if isinstance(value, torch.SymInt):
-        return Size(int(value.node.hint))
+        return VaryingSize(int(value.node.hint))
     if isinstance(value, (list, tuple)):
         return [described(each) for each in value]
     return value

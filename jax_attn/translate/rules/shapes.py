@@ -5,7 +5,7 @@ from typing import Any
 
 from jax_attn.translate.rules.calls import indexed
 from jax_attn.translate.rules.operands import axis, copying_too, positive
-from jax_attn.translate.rules.rule import Array, Rule, Size
+from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 
 END = 2**63 - 1
 
@@ -21,7 +21,7 @@ def expanded(self: Array, size: Sequence[Any]) -> str:
     for position, (asked, have) in enumerate(zip(size, lengths, strict=True)):
         if asked == -1:
             at = position - added
-            sizes.append(f"self.shape[{at}]" if isinstance(have, Size) else str(have))
+            sizes.append(f"self.shape[{at}]" if isinstance(have, VaryingSize) else str(have))
         else:
             sizes.append(f"size[{position}]")
     same = all(a == -1 or a == b for a, b in zip(size, lengths, strict=True))
@@ -84,7 +84,7 @@ def sliced(self: Array, dim: int, start: Any, end: Any, step: Any) -> str:
 def size_of(self: Array, dim: int) -> str:
     """Write one length of `self`: a number, or what names it where it varies."""
     length = self.shape[dim]
-    return f"self.shape[{dim}]" if isinstance(length, Size) else str(length)
+    return f"self.shape[{dim}]" if isinstance(length, VaryingSize) else str(length)
 
 
 def flattened(self: Array, start_dim: int = 0, end_dim: int = -1) -> str:

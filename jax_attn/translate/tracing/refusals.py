@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from jax_attn.translate.frames import is_reference
-from jax_attn.translate.marks import named_leaves
-from jax_attn.translate.private import drafted
-from jax_attn.translate.problems import TranslationError, Unsupported
+from jax_attn.translate.tracing.frames import is_reference
+from jax_attn.translate.tracing.marks import named_leaves
+from jax_attn.translate.tracing.private import drafted
+from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 
 _VALUE = "Python code branches on, or sizes an array by, the value of a tensor"
 

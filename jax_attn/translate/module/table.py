@@ -3,7 +3,7 @@
 from typing import Any
 
 from jax_attn import transfer
-from jax_attn.translate.places import FilePlaces
+from jax_attn.translate.module.places import FilePlaces
 
 
 def layout(places: FilePlaces) -> transfer.Layout:

@@ -10,9 +10,9 @@ import sympy  # type: ignore[import-untyped]
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
-from jax_attn.translate.marks import named_leaves
-from jax_attn.translate.private import Guard, expression, guards, printed
-from jax_attn.translate.problems import Unsupported
+from jax_attn.translate.tracing.marks import named_leaves
+from jax_attn.translate.tracing.private import Guard, expression, guards, printed
+from jax_attn.translate.tracing.problems import Unsupported
 
 Dynamic = Mapping[str, Mapping[int, str]]
 

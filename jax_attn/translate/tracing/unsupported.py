@@ -6,13 +6,13 @@ import torch
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from jax_attn.translate.private import unbacked
-from jax_attn.translate.problems import Unsupported
-from jax_attn.translate.regions import problem_at
 from jax_attn.translate.rules.rule import bound
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.traced import TracedModule
-from jax_attn.translate.values import does_nothing, is_size
+from jax_attn.translate.tracing.private import unbacked
+from jax_attn.translate.tracing.problems import Unsupported
+from jax_attn.translate.tracing.regions import problem_at
+from jax_attn.translate.tracing.traced import TracedModule
+from jax_attn.translate.tracing.values import does_nothing, is_size
 
 
 def unsupported(traced: TracedModule, rules: Container[str] = RULES) -> list[Unsupported]:

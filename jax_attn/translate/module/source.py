@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from jax_attn.translate.classes import Class
+from jax_attn.translate.module.classes import Class
 from jax_attn.translate.rules.written import FUNCTIONS
 
 _BUFFER = '''class Buffer(nnx.Variable):

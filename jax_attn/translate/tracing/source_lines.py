@@ -5,7 +5,7 @@ import linecache
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jax_attn.translate.frames import Frame
+from jax_attn.translate.tracing.frames import Frame
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from jax_attn.translate.expression import DTYPES
+from jax_attn.translate.rules.expression import DTYPES
 
 
 def regular(value: torch.Tensor) -> str | None:

@@ -16,7 +16,7 @@ from torch.fx import Node
 _TORCH = str(Path(torch.__file__).parent)
 _LAYERS = str(Path(_TORCH, "nn", "modules"))
 _CALLERS = str(Path(_LAYERS, "module.py"))
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from jax_attn.translate.private import keep
+from jax_attn.translate.tracing.private import keep
 
 _LIBRARY = torch.library.Library("jax_attn", "FRAGMENT")
 _LIBRARY.define("mark(int call, bool is_end, Tensor[] tensors, SymInt[] sizes) -> ()")

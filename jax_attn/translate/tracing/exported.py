@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from jax_attn.translate.copies import replace_copies
-from jax_attn.translate.frames import reference_frames
-from jax_attn.translate.marks import Marks, bound, marked
-from jax_attn.translate.private import seeing_all
-from jax_attn.translate.problems import TranslationError, Unsupported
-from jax_attn.translate.refusals import cache_problems, refusal, silence
-from jax_attn.translate.regions import inline_regions
-from jax_attn.translate.sizes import Dynamic, shapes_of, size_problems
+from jax_attn.translate.tracing.copies import replace_copies
+from jax_attn.translate.tracing.frames import reference_frames
+from jax_attn.translate.tracing.marks import Marks, bound, marked
+from jax_attn.translate.tracing.private import seeing_all
+from jax_attn.translate.tracing.problems import TranslationError, Unsupported
+from jax_attn.translate.tracing.refusals import cache_problems, refusal, silence
+from jax_attn.translate.tracing.regions import inline_regions
+from jax_attn.translate.tracing.sizes import Dynamic, shapes_of, size_problems
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from jax_attn.translate.exported import Exported
-from jax_attn.translate.frames import Frame, forward_frame, frames
-from jax_attn.translate.marks import MARK, named_leaves, read, with_leaves
-from jax_attn.translate.source_lines import unpacked
-from jax_attn.translate.values import does_nothing, is_size, operands, resolved
+from jax_attn.translate.tracing.exported import Exported
+from jax_attn.translate.tracing.frames import Frame, forward_frame, frames
+from jax_attn.translate.tracing.marks import MARK, named_leaves, read, with_leaves
+from jax_attn.translate.tracing.source_lines import unpacked
+from jax_attn.translate.tracing.values import does_nothing, is_size, operands, resolved
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from jax_attn.translate.calls import (
+from jax_attn.translate.tracing.calls import (
     ModuleCall,
     call_tree,
     connect,
@@ -19,10 +19,10 @@ from jax_attn.translate.calls import (
     leaves_of,
     nodes_of,
 )
-from jax_attn.translate.exported import Exported
-from jax_attn.translate.problems import TranslationError, Unsupported
-from jax_attn.translate.sizes import NamedSizes
-from jax_attn.translate.values import is_size, operands, tensors_of
+from jax_attn.translate.tracing.exported import Exported
+from jax_attn.translate.tracing.problems import TranslationError, Unsupported
+from jax_attn.translate.tracing.sizes import NamedSizes
+from jax_attn.translate.tracing.values import is_size, operands, tensors_of
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from jax_attn.translate.calls import ModuleCall
-from jax_attn.translate.expression import Written
-from jax_attn.translate.frames import Frame, frames
-from jax_attn.translate.problems import Unsupported
+from jax_attn.translate.rules.expression import Written
 from jax_attn.translate.rules.written import FUNCTIONS
-from jax_attn.translate.sizes import NamedSizes
-from jax_attn.translate.source_lines import Statement, return_names, statement
-from jax_attn.translate.values import operands
+from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.frames import Frame, frames
+from jax_attn.translate.tracing.problems import Unsupported
+from jax_attn.translate.tracing.sizes import NamedSizes
+from jax_attn.translate.tracing.source_lines import Statement, return_names, statement
+from jax_attn.translate.tracing.values import operands
 
 TAKEN = {"self", "jax", "jnp", "nnx", "math", "Array", "Buffer", *FUNCTIONS}
 """Names that mean something else in the file."""

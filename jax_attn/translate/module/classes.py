@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from jax_attn.translate.expression import Written, literal, parsed
-from jax_attn.translate.members import Members
-from jax_attn.translate.method import Method, method
-from jax_attn.translate.places import FilePlaces
-from jax_attn.translate.problems import Unsupported
-from jax_attn.translate.scope import TAKEN
+from jax_attn.translate.module.members import Members
+from jax_attn.translate.module.method import Method, method
+from jax_attn.translate.module.places import FilePlaces
+from jax_attn.translate.module.scope import TAKEN
+from jax_attn.translate.rules.expression import Written, literal, parsed
+from jax_attn.translate.tracing.problems import Unsupported
 
 
 @dataclass

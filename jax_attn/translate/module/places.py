@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from jax_attn.translate.arrays import array_text, regular
-from jax_attn.translate.calls import ModuleCall
-from jax_attn.translate.expression import Written, filled, literal, parsed
-from jax_attn.translate.leaves import KnownLayer, leaf
-from jax_attn.translate.marks import named_leaves
-from jax_attn.translate.problems import Unsupported
-from jax_attn.translate.scope import MethodContext
-from jax_attn.translate.traced import TracedModule
+from jax_attn.translate.module.arrays import array_text, regular
+from jax_attn.translate.module.leaves import KnownLayer, leaf
+from jax_attn.translate.module.scope import MethodContext
+from jax_attn.translate.rules.expression import Written, filled, literal, parsed
+from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.marks import named_leaves
+from jax_attn.translate.tracing.problems import Unsupported
+from jax_attn.translate.tracing.traced import TracedModule
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)

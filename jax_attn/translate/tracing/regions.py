@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from jax_attn.translate.frames import innermost
-from jax_attn.translate.marks import MARK
-from jax_attn.translate.private import AUTOCAST, SET_GRAD
-from jax_attn.translate.problems import Unsupported
+from jax_attn.translate.tracing.frames import innermost
+from jax_attn.translate.tracing.marks import MARK
+from jax_attn.translate.tracing.private import AUTOCAST, SET_GRAD
+from jax_attn.translate.tracing.problems import Unsupported
 
 _DETACH = torch.ops.aten.detach.default
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from jax_attn.translate.arrays import array_text
-from jax_attn.translate.expression import DTYPES
-from jax_attn.translate.leaves import leaf
-from jax_attn.translate.places import CONTAINERS, FilePlaces
+from jax_attn.translate.module.arrays import array_text
+from jax_attn.translate.module.leaves import leaf
+from jax_attn.translate.module.places import CONTAINERS, FilePlaces
+from jax_attn.translate.rules.expression import DTYPES
 
 
 class Members:

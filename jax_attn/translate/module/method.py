@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from jax_attn.translate.axes import Axes
-from jax_attn.translate.calls import ModuleCall
-from jax_attn.translate.expression import Written, filled, literal, parsed, with_operands
-from jax_attn.translate.leaves import leaf
-from jax_attn.translate.regions import problem_at
+from jax_attn.translate.module.axes import Axes
+from jax_attn.translate.module.leaves import leaf
+from jax_attn.translate.module.scope import TAKEN, MethodContext, MethodScope
+from jax_attn.translate.module.tidy import tidied, without_unread
+from jax_attn.translate.rules.expression import Written, filled, literal, parsed, with_operands
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.scope import TAKEN, MethodContext, MethodScope
-from jax_attn.translate.source_lines import (
+from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.regions import problem_at
+from jax_attn.translate.tracing.source_lines import (
     aliases,
     loop_variable,
 )
-from jax_attn.translate.tidy import tidied, without_unread
-from jax_attn.translate.values import is_size, resolved
+from jax_attn.translate.tracing.values import is_size, resolved
 
 
 @dataclass

@@ -7,10 +7,10 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from jax_attn.translate.calls import ModuleCall
-from jax_attn.translate.expression import Written, parsed
-from jax_attn.translate.private import expression
-from jax_attn.translate.sizes import NamedSizes
+from jax_attn.translate.rules.expression import Written, parsed
+from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.private import expression
+from jax_attn.translate.tracing.sizes import NamedSizes
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jax_attn.translate.proof import prove
+    from jax_attn.translate.tracing.problems import TranslationError, Unsupported
     from jax_attn.translate.translation import Translation, translate
 
-__all__ = ["Translation", "prove", "translate"]
+__all__ = ["Translation", "TranslationError", "Unsupported", "prove", "translate"]
 _HOMES = {
     "Translation": "jax_attn.translate.translation",
+    "TranslationError": "jax_attn.translate.tracing.problems",
+    "Unsupported": "jax_attn.translate.tracing.problems",
     "prove": "jax_attn.translate.proof",
     "translate": "jax_attn.translate.translation",
 }

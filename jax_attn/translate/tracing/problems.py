@@ -13,7 +13,8 @@ class Unsupported:
         "random", "buffer", "autocast", "alias", "export".
       operator: the operator, input or buffer concerned.
       reason: a sentence for people.
-      file, line: the place in the reference's source, empty and 0 if it is not known.
+      file: the file of the reference's source, empty if it is not known.
+      line: the line in it, 0 if it is not known.
       text: the source line.
     """
 

@@ -18,6 +18,7 @@ from jax_attn.translate.rules.expression import Written, filled, literal, parsed
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.problems import Unsupported
 from jax_attn.translate.tracing.regions import problem_at
 from jax_attn.translate.tracing.source_lines import (
     aliases,
@@ -122,9 +123,9 @@ class Writer(MethodScope):
             for axis, size in enumerate(shape):
                 if isinstance(size, torch.SymInt) and self.tree.sizes.written(size) == text:
                     return parsed(f"{name}.shape[{axis}]")
-        raise NotImplementedError(
-            f"the size {text} is not that of any tensor in `{self.call.path}`"
-        )
+        reason = f"this size is not that of any tensor in `{self.call.path}`"
+        self.tree.problems.append(Unsupported("size", text, reason))
+        return literal(None)
 
     def expression(self, value: Node) -> Written:
         """Write what computes a value, out of the values that it reads."""

@@ -48,12 +48,12 @@ LOADS = {
         f"from jax_attn.cli import main; main({args.split()}, standalone_mode=False)": set()
         for args in HELP
     },
-    "import jax_attn; jax_attn.MultiHeadAttention": {"jax", "flax"},
+    f"import {', '.join(f'jax_attn.{module}' for module in JUDGING)}": set(),
+    "import jax_attn; jax_attn.parity.check, jax_attn.parity.load_golden": {"jax", "flax"},
 }
 SLOW_LOADS = {
-    **{f"import jax_attn.{module}": set() for module in JUDGING},
+    "import jax_attn; jax_attn.MultiHeadAttention": {"jax", "flax"},
     "import jax_attn.parity.run.port": {"jax", "flax"},
-    "import jax_attn; jax_attn.parity.check, jax_attn.parity.load_golden": {"jax", "flax"},
     "import torch_ref": {"torch"},
     "import torch_ref, jax": {"torch", "jax"},
 }

@@ -15,8 +15,7 @@ from jax_attn.parity.judge.finding import Finding, StandingNote, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined, quoted
 from jax_attn.parity.run.asked_port import AskedPort
-from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import COMPARED, Run, is_float, wide
+from jax_attn.parity.run.inputs_and_runs import COMPARED, RaisedError, Run, is_float, wide
 
 
 def judge_port(

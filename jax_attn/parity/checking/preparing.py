@@ -12,8 +12,7 @@ from jax_attn.parity.checking.fixed import chosen
 from jax_attn.parity.checking.prepared import NARROW, Prepared
 from jax_attn.parity.checking.questions import QUESTIONS
 from jax_attn.parity.judge.budget import RUNS
-from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.inputs_and_runs import Inputs, RaisedError
 from jax_attn.parity.run.reference import Reference
 
 

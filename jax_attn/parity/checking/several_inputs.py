@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jax_attn.parity.checking.canaries.findings import BLIND
 from jax_attn.parity.judge.compare import TensorReport, Verdict
-from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.finding import BLIND, Finding
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.pair.pair import Given
 from jax_attn.parity.run.inputs_and_runs import Inputs

@@ -5,6 +5,9 @@ from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, Self
 
+BLIND = "blind inputs: "
+"""How a doubt begins that inputs would not reveal a bug; other inputs may reveal it."""
+
 KINDS = MappingProxyType(
     {
         "over-budget": "an error is larger than rounding allows",

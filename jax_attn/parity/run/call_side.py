@@ -5,11 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax_attn.attention.checks import ArgumentError
-from jax_attn.parity.run.inputs_and_runs import Inputs
-
-
-class RaisedError(ValueError):
-    """A side raised an error on its inputs; that error is the cause of this one."""
+from jax_attn.parity.run.inputs_and_runs import Inputs, RaisedError
 
 
 def call_side(

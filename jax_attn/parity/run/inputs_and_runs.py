@@ -99,6 +99,10 @@ class Run:
         }
 
 
+class RaisedError(ValueError):
+    """A side raised an error on its inputs; that error is the cause of this one."""
+
+
 class Wide(Mapping[str, np.ndarray]):
     """Named arrays as float64, which holds all narrower values; each is widened anew when read.
 

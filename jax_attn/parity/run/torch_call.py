@@ -9,8 +9,15 @@ import numpy as np
 import torch
 from torch.autograd.graph import _engine_run_backward
 
-from jax_attn.parity.run.call_side import RaisedError, call_side
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, changed, named_outputs
+from jax_attn.parity.run.call_side import call_side
+from jax_attn.parity.run.inputs_and_runs import (
+    Arrays,
+    Inputs,
+    RaisedError,
+    Run,
+    changed,
+    named_outputs,
+)
 from jax_attn.parity.run.modes.constants import mark
 from jax_attn.parity.run.modes.many_runs import each_run, lifted
 from jax_attn.transfer import as_numpy

@@ -26,8 +26,7 @@ from jax_attn.parity.judge.budget import PRECISIONS, Budget
 from jax_attn.parity.judge.compare import TensorReport, judge, rms
 from jax_attn.parity.judge.finding import Finding, findings
 from jax_attn.parity.judge.result import NotRun, Result
-from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import float_dtype, wide
+from jax_attn.parity.run.inputs_and_runs import RaisedError, float_dtype, wide
 from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
 from jax_attn.parity.run.port import Port, full_precision, x64_for
 from jax_attn.parity.run.traffic import Sent, sent, total

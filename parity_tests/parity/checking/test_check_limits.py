@@ -15,8 +15,7 @@ from jax_attn.parity.checking.arguments import input_doubts
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import bridge
 from jax_attn.parity.judge.compare import rms
-from jax_attn.parity.run.call_side import RaisedError
-from jax_attn.parity.run.inputs_and_runs import Inputs
+from jax_attn.parity.run.inputs_and_runs import Inputs, RaisedError
 from jax_attn.parity.run.reference import Reference
 from jax_attn.transfer import LAYER_NORM, LINEAR, Layout, linear, load, row
 

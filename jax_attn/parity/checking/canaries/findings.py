@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import BLIND, Finding, StandingNote
 from jax_attn.parity.judge.text import quoted
 
 FINE = ("float32", "float64")
 """The precisions whose rounding does not hide every small part of a number, such as an epsilon."""
-
-
-BLIND = "blind inputs: "
-"""How a doubt begins that inputs would not reveal a bug; other inputs may reveal it."""
 
 
 class DoubtsAndNotes(NamedTuple):

@@ -87,7 +87,9 @@ VERDICTS = {
 @pytest.mark.parametrize("function", VERDICTS)
 def test_a_port_is_judged_by_what_its_function_returns(function, captured):
     status, kind = VERDICTS[function]
-    options = (*JUDGED, "--expect-digest", captured[1], "--json")
+    # With a digest, the port runs in a process of its own, which the tests of that room judge.
+    digest = ("--expect-digest", captured[1]) if function == "wrong" else ()
+    options = (*JUDGED, *digest, "--json")
     done = run("check", f"ports.py:{function}", *options)
     assert done.exit_code == status, done.output
     document = json.loads(done.stdout)

@@ -28,6 +28,8 @@ _README = """\
 
 `model.py` was written by `jax-attn translate`. It computes in JAX what the torch module
 `{reference}` computes in eval mode, and imports jax and flax alone. It is yours to change.
+`module.train()` turns on `nn.Dropout` and the batch statistics of `nn.BatchNorm`, and nothing else
+of torch's training mode.
 
 ```python
 import jax.numpy as jnp

@@ -361,7 +361,9 @@ class Untranslatable(nn.Module):
 
 
 def test_all_that_cannot_be_translated_is_told_with_its_line():
-    found = unsupported(tree(Untranslatable(), X), ["aten.sum.default", "aten.add.Tensor"])
+    # What a dropout leaves in eval mode is a clone.
+    known = ["aten.sum.default", "aten.add.Tensor", "aten.clone.default"]
+    found = unsupported(tree(Untranslatable(), X), known)
     for problem in found:
         assert problem.file == __file__
         if problem.kind != "operator":

@@ -86,6 +86,17 @@ def _conv(module: Any) -> str | None:
     )
 
 
+def _batch_norm(module: Any) -> str | None:
+    if module.momentum is None or module.running_mean is None or module.weight is None:
+        return None
+    options = _options(eps=(module.eps, 1e-5), momentum=(module.momentum, 0.1))
+    return f"BatchNorm({module.num_features}{options})"
+
+
+def _dropout(module: nn.Dropout) -> str | None:
+    return f"nnx.Dropout({module.p}, deterministic=True)" if module.p else None
+
+
 _BIAS = Tensor("bias")
 _CONV = KnownLayer(
     _conv,
@@ -94,6 +105,11 @@ _CONV = KnownLayer(
         "weight": Tensor("kernel", transfer.conv, "jnp.moveaxis(self, (-1, -2), (0, 1))"),
         "bias": _BIAS,
     },
+)
+
+_BATCH_NORM = KnownLayer(
+    _batch_norm,
+    tensors={name: Tensor(name) for name in ("weight", "bias", "running_mean", "running_var")},
 )
 
 _LINEAR = KnownLayer(
@@ -106,6 +122,10 @@ LEAVES: dict[type[nn.Module], KnownLayer] = {
     nn.modules.linear.NonDynamicallyQuantizableLinear: _LINEAR,
     nn.Embedding: KnownLayer(_embedding, tensors={"weight": Tensor("embedding")}),
     nn.LayerNorm: KnownLayer(_layer_norm, tensors={"weight": Tensor("scale"), "bias": _BIAS}),
+    nn.BatchNorm1d: _BATCH_NORM,
+    nn.BatchNorm2d: _BATCH_NORM,
+    nn.BatchNorm3d: _BATCH_NORM,
+    nn.Dropout: KnownLayer(_dropout),
     nn.Conv1d: _CONV,
     nn.Conv2d: _CONV,
     nn.Conv3d: _CONV,

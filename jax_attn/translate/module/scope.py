@@ -18,7 +18,7 @@ from jax_attn.translate.tracing.sizes import NamedSizes
 from jax_attn.translate.tracing.source_lines import Statement, return_names, statement
 from jax_attn.translate.tracing.values import operands
 
-TAKEN = {"self", "jax", "jnp", "nnx", "math", "Array", "Buffer", *FUNCTIONS}
+TAKEN = {"self", "jax", "jnp", "nnx", "math", "Array", *FUNCTIONS}
 """Names that mean something else in the file."""
 
 

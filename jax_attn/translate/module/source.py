@@ -9,11 +9,6 @@ from collections.abc import Sequence
 from jax_attn.translate.module.classes import Class
 from jax_attn.translate.rules.written import FUNCTIONS
 
-_BUFFER = '''class Buffer(nnx.Variable):
-    """An array that is saved with the weights and not trained."""
-'''
-
-
 _IMPORTS = {
     "math": "import math\n",
     "jax": "import jax",
@@ -98,6 +93,4 @@ def file_text(classes: Sequence[Class], title: str) -> str:
     names = {node.id for node in ast.walk(ast.parse(everything)) if isinstance(node, ast.Name)}
     imports = [line for name, line in _IMPORTS.items() if name in names]
     parts = [f'"""{title}"""\n', "\n".join(imports) + "\n"]
-    if "Buffer" in names:
-        parts.append(_BUFFER)
     return formatted("\n\n".join([*parts, everything]) + "\n")

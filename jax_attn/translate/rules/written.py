@@ -1,9 +1,8 @@
-"""Functions that torch has and JAX has not; a translated file contains the source of those it uses.
+"""What torch has and JAX has not; a translated file contains the source of what it uses.
 
-Each stands alone: it uses `jax`, `jnp` and other functions of this table, nothing else.
+Each function or class uses `jax`, `jnp`, `nnx` and others of this table, nothing else.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +14,12 @@ from jax_attn.translate.rules.functions import (
     pools,
     recurrent,
     resizing,
+    state,
 )
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
-    for module in (arithmetic, fourier, indexing, losses, pools, recurrent, resizing)
+    for module in (arithmetic, fourier, indexing, losses, pools, recurrent, resizing, state)
     for name, function in vars(module).items()
-    if inspect.isfunction(function) and function.__module__ == module.__name__
+    if callable(function) and getattr(function, "__module__", None) == module.__name__
 }

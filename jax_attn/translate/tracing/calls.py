@@ -13,7 +13,7 @@ from jax_attn.translate.tracing.exported import Exported
 from jax_attn.translate.tracing.frames import Frame, forward_frame, frames
 from jax_attn.translate.tracing.marks import MARK, named_leaves, read, with_leaves
 from jax_attn.translate.tracing.source_lines import unpacked
-from jax_attn.translate.tracing.values import does_nothing, is_size, operands, resolved
+from jax_attn.translate.tracing.values import does_nothing, is_size, keep, operands, resolved
 
 
 @dataclass(eq=False)
@@ -92,6 +92,8 @@ def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
         if node.op != "call_function":
             continue
         if node.target is not MARK:
+            if stack and _drops(stack[-1][1]):
+                keep(node)
             if stack and not is_size(node) and not does_nothing(node):
                 stack[-1][1].steps.append(node)
             elif not stack:
@@ -105,7 +107,7 @@ def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
             while stack:
                 closed, call = stack.pop()
                 if closed == number:
-                    call.returned = tree
+                    call.returned = _dropped(export.program, node, call, tree)
                     break
             continue
         if not stack:
@@ -124,6 +126,36 @@ def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
     for call in [root, *callers]:
         _find_forward(call, callers)
     return root
+
+
+def _drops(call: ModuleCall) -> bool:
+    """Return whether a call is that of a dropout, which is called in the file too."""
+    return type(call.module) is torch.nn.Dropout and call.module.p > 0 and not call.is_foreign
+
+
+def _dropped(program: ExportedProgram, end: Node, call: ModuleCall, returned: Any) -> Any:
+    """Return what a call returns; a dropout in place leaves no operator, and is given one.
+
+    Whoever reads the value afterwards reads what is left of it.
+    """
+    if not _drops(call) or call.steps or not isinstance(returned, Node):
+        return returned
+    if returned.op == "placeholder":
+        return returned
+    graph = program.graph
+    with graph.inserting_before(end):
+        made = graph.call_function(torch.ops.aten.clone.default, (returned,))
+    made.meta = {**end.meta, "val": returned.meta["val"]}
+    keep(made)
+    later = set()
+    node = end
+    while node.op != "root":
+        later.add(node)
+        node = node.next
+    returned.replace_all_uses_with(made, delete_user_cb=later.__contains__)
+    program.graph_signature.replace_all_uses(returned.name, made.name)
+    call.steps.append(made)
+    return made
 
 
 def _value(node: Any) -> Any:

@@ -30,6 +30,14 @@ _DROPOUTS = {
 }
 
 
+_KEPT = "jax_attn_kept"
+
+
+def keep(node: Node) -> None:
+    """Let an operator count that does nothing in eval mode and something in training."""
+    node.meta[_KEPT] = True
+
+
 def _is_same(here: Any, there: Any) -> bool:
     """Return whether two values have one dtype and one shape; no condition on a size is made."""
     if not isinstance(here, torch.Tensor) or not isinstance(there, torch.Tensor):
@@ -42,6 +50,8 @@ def does_nothing(node: Node) -> bool:
     """Return whether an operator returns what it is given."""
     name = str(node.target)
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return False
+    if _KEPT in node.meta:
         return False
     if name in _DROPOUTS:
         _, probability, is_training = (*node.args, *node.kwargs.values())

@@ -12,9 +12,9 @@ from jax_attn.translate.rules.table import RULES
 
 
 def tables():
-    for module in pkgutil.iter_modules(rules.__path__):
-        name = f"jax_attn.translate.rules.{module.name}"
-        table = getattr(importlib.import_module(name), module.name.upper(), None)
+    for module in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}."):
+        name = module.name.rpartition(".")[2].upper()
+        table = getattr(importlib.import_module(module.name), name, None)
         if isinstance(table, dict):
             yield table
 

@@ -1,0 +1,1 @@
+"""Rules of layers of `torch.nn`."""

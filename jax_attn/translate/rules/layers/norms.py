@@ -69,9 +69,10 @@ def instance_norm(
     return affine(_standardized("input", _last(count)), weight, bias, count)
 
 
-def _over(input: Array) -> str:
-    """Write every axis but that of the channels."""
-    return str((0, *range(2, input.rank))) if input.rank > 2 else "0"
+def _but(dim: int, rank: int) -> str:
+    """Write every axis but one."""
+    axes = tuple(axis for axis in range(rank) if axis != dim)
+    return str(axes[0] if len(axes) == 1 else axes)
 
 
 def _by_running(input: Array, weight: Any, bias: Any) -> str:
@@ -87,7 +88,7 @@ def _by_running(input: Array, weight: Any, bias: Any) -> str:
 
 
 def _by_batch(input: Array, weight: Any, bias: Any) -> tuple[str, str, str]:
-    axes = _over(input)
+    axes = _but(1, input.rank)
     return (
         affine(_standardized("input", axes), weight, bias, input.rank - 2),
         f"input.mean({axes})",
@@ -107,7 +108,7 @@ def batch_norm_functional(input: Array, weight: Any, bias: Any, training: bool) 
     if not training:
         saved = ("jnp.zeros(0)", "jnp.zeros(0)")
         return _by_running(input, weight, bias), *saved, "running_mean", "running_var"
-    axes = _over(input)
+    axes = _but(1, input.rank)
     return (
         *_by_batch(input, weight, bias),
         f"(1 - momentum) * running_mean + momentum * jax.lax.stop_gradient(input).mean({axes})",
@@ -123,10 +124,6 @@ def batch_norm_eval(input: Array, weight: Any, bias: Any) -> tuple[str, ...]:
 
 def batch_norm_no_stats(input: Array, weight: Any, bias: Any) -> tuple[str, ...]:
     return _by_batch(input, weight, bias)
-
-
-def _but(dim: int, rank: int) -> tuple[int, ...]:
-    return tuple(axis for axis in range(rank) if axis != dim)
 
 
 def weight_norm(v: Array, dim: int) -> str:

@@ -135,21 +135,7 @@ def avg_pool(axes: int) -> Any:
         counts = _reduced(self.rank, "0.0", "add", (*windows[:3], pads), ones)
         return f"{sums} / {counts}"
 
-    if axes > 1:
-        return rule
-
-    def rule_1d(
-        self: Array,
-        out: Array,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        ceil_mode: bool,
-        count_include_pad: bool,
-    ) -> str:
-        return rule(self, out, kernel_size, stride, padding, ceil_mode, count_include_pad)
-
-    return rule_1d
+    return rule
 
 
 def adaptive_avg_pool(self: Array, out: Array, output_size: Any) -> str:

@@ -110,6 +110,18 @@ def in_floats(template: str) -> Callable[[Array, Array], str]:
     return rule
 
 
+def in_float32(template: str) -> Callable[[Array, Array], str]:
+    """Make the rule of a function that JAX has for no floating numbers of fewer bits."""
+
+    def rule(self: Array, out: Array) -> str:
+        value = template
+        if self.dtype != "float32":
+            value = replaced(template, self=as_dtype("self", "float32"))
+        return value if out.dtype == "float32" else as_dtype(value, out.dtype)
+
+    return rule
+
+
 def all_axes(dim: Any, rank: int) -> bool:
     """Return whether torch reduces over every axis: none is named, or all are."""
     if dim is None or rank == 0:

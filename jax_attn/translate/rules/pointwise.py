@@ -3,7 +3,14 @@
 from typing import Any
 
 from jax_attn.translate.rules.calls import call
-from jax_attn.translate.rules.operands import as_dtype, binary, in_floats, promoted, replaced
+from jax_attn.translate.rules.operands import (
+    as_dtype,
+    binary,
+    in_float32,
+    in_floats,
+    promoted,
+    replaced,
+)
 from jax_attn.translate.rules.rule import Array, Rule
 
 
@@ -291,11 +298,12 @@ POINTWISE: dict[str, Rule] = {
             "i0e": "special_i0e",
             "i1": "special_i1",
             "i1e": "special_i1e",
-            "log_ndtr": "special_log_ndtr",
-            "ndtr": "special_ndtr",
-            "ndtri": "special_ndtri",
         }.items()
         for each in names.split()
+    },
+    **{
+        f"aten.special_{each}.default": in_float32(f"jax.scipy.special.{each}(self)")
+        for each in ("log_ndtr", "ndtr", "ndtri")
     },
     "aten.addcmul.default": addc("*"),
     "aten.addcdiv.default": addc("/"),

@@ -15,6 +15,13 @@ def _standardized(input: str, axis: str | None = None) -> str:
     return call("jax.nn.standardize", input, axis, epsilon="eps", algorithm="'stable'")
 
 
+def _statistics(axes: str, keepdims: bool | None = None) -> tuple[str, str]:
+    """Write the mean and the reciprocal deviation, through which torch sends no gradient."""
+    constant = "jax.lax.stop_gradient(input)"
+    variance = call(f"{constant}.var", axes, keepdims=keepdims)
+    return call(f"{constant}.mean", axes, keepdims=keepdims), f"jax.lax.rsqrt({variance} + eps)"
+
+
 def layer_norm(normalized_shape: Any, weight: Any, bias: Any) -> str:
     count = len(normalized_shape)
     return affine(_standardized("input", None if count == 1 else _last(count)), weight, bias)
@@ -24,8 +31,7 @@ def native_layer_norm(normalized_shape: Any, weight: Any, bias: Any) -> tuple[st
     axes = _last(len(normalized_shape))
     return (
         layer_norm(normalized_shape, weight, bias),
-        f"input.mean({axes}, keepdims=True)",
-        f"jax.lax.rsqrt(input.var({axes}, keepdims=True) + eps)",
+        *_statistics(axes, keepdims=True),
     )
 
 
@@ -39,8 +45,13 @@ def rms_norm(normalized_shape: Any, weight: Any, eps: Any) -> str:
     return affine(f"input * {_root(normalized_shape, eps)}", weight, None)
 
 
-def fused_rms_norm(normalized_shape: Any, weight: Any, eps: Any) -> tuple[str, ...]:
-    return rms_norm(normalized_shape, weight, eps), _root(normalized_shape, eps)
+def fused_rms_norm(
+    input: Array, normalized_shape: Any, weight: Any, eps: Any, out: Any
+) -> tuple[str, ...]:
+    root = _root(normalized_shape, eps)
+    if out[1].dtype != input.dtype:
+        root += f".astype(jnp.{out[1].dtype})"
+    return rms_norm(normalized_shape, weight, eps), root
 
 
 def group_norm(input: Array, weight: Any, bias: Any) -> str:
@@ -91,8 +102,7 @@ def _by_batch(input: Array, weight: Any, bias: Any) -> tuple[str, str, str]:
     axes = _but(1, input.rank)
     return (
         affine(_standardized("input", axes), weight, bias, input.rank - 2),
-        f"input.mean({axes})",
-        f"jax.lax.rsqrt(input.var({axes}) + eps)",
+        *_statistics(axes),
     )
 
 
@@ -106,8 +116,7 @@ def batch_norm(input: Array, weight: Any, bias: Any, running_mean: Any, training
 
 def batch_norm_functional(input: Array, weight: Any, bias: Any, training: bool) -> tuple[str, ...]:
     if not training:
-        saved = ("jnp.zeros(0)", "jnp.zeros(0)")
-        return _by_running(input, weight, bias), *saved, "running_mean", "running_var"
+        return *batch_norm_eval(input, weight, bias), "running_mean", "running_var"
     axes = _but(1, input.rank)
     return (
         *_by_batch(input, weight, bias),
@@ -119,7 +128,7 @@ def batch_norm_functional(input: Array, weight: Any, bias: Any, training: bool) 
 
 
 def batch_norm_eval(input: Array, weight: Any, bias: Any) -> tuple[str, ...]:
-    return _by_running(input, weight, bias), "jnp.zeros(0)", "jnp.zeros(0)"
+    return _by_running(input, weight, bias), *["jnp.zeros(0, dtype=input.dtype)"] * 2
 
 
 def batch_norm_no_stats(input: Array, weight: Any, bias: Any) -> tuple[str, ...]:

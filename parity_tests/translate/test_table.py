@@ -6,7 +6,7 @@ import pkgutil
 
 import torch
 
-from helpers.operators import operator
+from helpers.rules.operators import operator
 from jax_attn.translate import rules
 from jax_attn.translate.rules.table import RULES
 

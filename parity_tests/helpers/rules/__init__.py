@@ -1,0 +1,1 @@
+"""Rules of the translator beside torch's operators."""

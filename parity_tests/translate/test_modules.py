@@ -89,6 +89,11 @@ def residuals(self, x):
     return x + z, before, y
 
 
+def lowest_bits(self, x):
+    lowest = (x * 8).int() & torch.ones((), dtype=torch.bool)
+    return lowest * self.a(x)
+
+
 def names_of_the_file(self, x):
     jnp = self.a(x)
     nnx = jnp * 2
@@ -144,6 +149,7 @@ ROWS = {
     "without a gradient": Row(lambda: body(without_gradient)),
     "a scalar": Row(lambda: body(lambda self, x: (self.a(x) ** 2).mean())),
     "residuals": Row(lambda: body(residuals)),
+    "a conjunction with True": Row(lambda: body(lowest_bits)),
     "names that the file uses": Row(lambda: body(names_of_the_file)),
     "an LSTM with its states": Row(lambda: body(states, part=nn.LSTM(5, 5, batch_first=True))),
     "a GRU without its state": Row(

@@ -10,6 +10,7 @@ from jax_attn.translate.rules.operands import (
     in_floats,
     promoted,
     replaced,
+    torch_dtype,
 )
 from jax_attn.translate.rules.rule import Array, Rule
 
@@ -148,6 +149,18 @@ def to_copy(self: Array, out: Array) -> str:
     return f"self.astype(jnp.{out.dtype})"
 
 
+def conjunction(self: Any, other: Any) -> str:
+    """Cast a boolean beside an integer: `x & True` is x only where x is a boolean, too."""
+    operands = {"self": self, "other": other}
+    dtype = torch_dtype([self, other])
+    booleans = {
+        name: as_dtype(name, dtype)
+        for name, each in operands.items()
+        if isinstance(each, Array) and each.dtype == "bool" != dtype
+    }
+    return replaced(promoted("self & other", operands), **booleans)
+
+
 def _both(name: str, rule: Rule, *overloads: str) -> dict[str, Rule]:
     return {f"aten.{name}.{overload}": rule for overload in overloads or ("Tensor", "Scalar")}
 
@@ -247,10 +260,10 @@ POINTWISE: dict[str, Rule] = {
     "aten.clamp_max.default": clamp_max,
     "aten.clamp_max.Tensor": clamp_max,
     **_both("where", where, "self", "ScalarSelf", "ScalarOther", "Scalar"),
-    **_both("bitwise_and", binary("self & other")),
+    **_both("bitwise_and", conjunction),
     **_both("bitwise_or", binary("self | other")),
     **_both("bitwise_xor", binary("self ^ other")),
-    **_both("__and__", binary("self & other")),
+    **_both("__and__", conjunction),
     **_both("__or__", binary("self | other")),
     **_both("__xor__", binary("self ^ other")),
     "aten.bitwise_not.default": "~self",

@@ -1,19 +1,44 @@
-"""The classes of the file: one for the modules of a class of torch that do alike."""
+"""The classes of the file: one for the modules of a class of torch, or two."""
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import nn
 
+from jax_attn.translate.module.arguments import Arguments
+from jax_attn.translate.module.constructors import alike, constructed
+from jax_attn.translate.module.differences import (
+    Conditions,
+    Flag,
+    Use,
+    argument_conditions,
+    first_name,
+    flags,
+    identities,
+    member_conditions,
+)
 from jax_attn.translate.module.members import Members
-from jax_attn.translate.module.method import Method, method
+from jax_attn.translate.module.merging import (
+    Condition,
+    InseparableError,
+    Line,
+    Merger,
+    Part,
+    conditions,
+    size,
+)
+from jax_attn.translate.module.method import method
 from jax_attn.translate.module.places import FilePlaces
 from jax_attn.translate.module.scope import TAKEN
-from jax_attn.translate.rules.expression import Written, literal, parsed
+from jax_attn.translate.module.written_parts import joined, statements
+from jax_attn.translate.rules.expression import parsed
 from jax_attn.translate.tracing.problems import Unsupported
+
+# Longer methods are two classes where less than half of the shortest is shared.
+_LONGEST_UNLIKE = 8
 
 
 @dataclass
@@ -23,55 +48,26 @@ class Class:
     Attributes:
       name: its name, torch's where one class of the file stands for torch's.
       paths: the modules that are its instances.
-      arguments: what `__init__` takes, by name, with the value for each instance.
+      arguments: what `__init__` takes, by name, with its value in each instance by path; an
+        instance without one leaves it at None.
       init: the statements of `__init__`.
-      method: `__call__`, with what differs between instances read from `self`.
-      origin: the class of torch.
+      body: those of `__call__`.
+      signature: what `__call__` takes, each with whether every call gives it.
     """
 
     name: str
     paths: list[str]
-    origin: type[nn.Module]
-    arguments: dict[str, list[Any]] = field(default_factory=dict)
+    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
     init: list[ast.stmt] = field(default_factory=list)
-    method: Method = field(default_factory=lambda: Method([], []))
-    signature: list[str] = field(default_factory=list)
-    always_given: set[str] = field(default_factory=set)
+    body: list[ast.stmt] = field(default_factory=list)
+    signature: dict[str, bool] = field(default_factory=dict)
+
+    def is_optional(self, argument: str) -> bool:
+        values = self.arguments[argument]
+        return any(values.get(path) is None for path in self.paths)
 
 
-def _constants(statements: Sequence[ast.stmt]) -> list[ast.Constant]:
-    return [
-        node
-        for statement in statements
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Constant)
-        and isinstance(node.value, (int, float))
-        and not isinstance(node.value, bool)
-    ]
-
-
-class _Blank(ast.NodeTransformer):
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        is_number = isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
-        return ast.Name("_", ast.Load()) if is_number else node
-
-
-def _shape(statements: Sequence[ast.stmt]) -> str:
-    """Return a text that is equal for statements that differ in numbers alone."""
-    copied = ast.parse(ast.unparse(ast.fix_missing_locations(ast.Module(list(statements), []))))
-    return ast.dump(_Blank().visit(copied))
-
-
-class _Replaced(ast.NodeTransformer):
-    def __init__(self, by_id: Mapping[int, Written]) -> None:
-        self.by_id = by_id
-
-    def visit_Constant(self, node: ast.Constant) -> ast.expr:
-        return self.by_id.get(id(node), node)
-
-
-def _is_same(one: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:
-    return [*map(ast.dump, one)] == [*map(ast.dump, other)]
+Bodies = Mapping[int, Sequence[ast.stmt]]
 
 
 class Classes:
@@ -91,171 +87,200 @@ class Classes:
 
     def _constructor(self, path: str) -> str:
         one = self.class_of[path]
-        index = one.paths.index(path)
-        options = "".join(f"{name}={each[index]!r}, " for name, each in one.arguments.items())
+        options = "".join(f"{name}={each.get(path)!r}, " for name, each in one.arguments.items())
         return f"{one.name}({options}rngs=rngs)"
 
     @cached_property
     def classes(self) -> list[Class]:
         """Every class of the file, those that others use first."""
-        found: list[Class] = []
-        methods = {path: self._method(path) for path in self.places.calls}
-        # Modules that are never called, whose tensors others read.
-        methods |= {path: Method([], []) for path in self.places.holders()}
-        by_depth = sorted(methods, key=lambda path: (-path.count(".") if path else 1, path))
-        kinds: dict[type[nn.Module], list[str]] = {}
+        # Modules that are never called are there too, if others read their tensors.
+        paths = dict.fromkeys([*self.places.calls, *self.places.holders()])
+        by_depth = sorted(paths, key=lambda path: (-path.count(".") if path else 1, path))
+        waiting: dict[tuple[type[nn.Module], int], list[str]] = {}
         for path in by_depth:
-            kinds.setdefault(type(self.places.modules[path]), []).append(path)
+            kind = type(self.places.modules[path])
+            inside = [other for other in paths if other != path and _is_inside(other, path)]
+            level = sum(type(self.places.modules[other]) is kind for other in inside)
+            waiting.setdefault((kind, level), []).append(path)
+        found: list[Class] = []
         # A class comes after those of the modules that its instances contain.
-        waiting = dict(kinds)
         while waiting:
             ready = [
-                kind
-                for kind, paths in waiting.items()
+                key
+                for key, paths_ in waiting.items()
                 if not any(
-                    other.startswith(f"{path}.") or (not path and other)
-                    for path in paths
-                    for key, others in waiting.items()
-                    if key is not kind
+                    _is_inside(other, path)
+                    for path in paths_
+                    for others_key, others in waiting.items()
+                    if others_key is not key
                     for other in others
                 )
             ] or [next(iter(waiting))]
-            for kind in ready:
-                found += self._merged(kind, waiting.pop(kind), methods)
+            for key in ready:
+                found += self._of_kind(key[0], sorted(waiting.pop(key)))
+        for one in found:
+            one.init = [constructed(statement) for statement in one.init]
         return found
 
-    def _method(self, path: str) -> Method:
-        """Write the method of a module; all its calls must do alike."""
-        first, *others = self.places.calls[path]
-        written = method(first, self.places.tree)
-        for call in others:
-            if not _is_same(method(call, self.places.tree).body, written.body):
-                self.places.problems.append(
-                    Unsupported(
-                        "module",
-                        path,
-                        "is called in two ways, which one method does not hold; if it is called at "
-                        "two sizes, name them in `dynamic`",
-                    )
+    def _of_kind(self, kind: type[nn.Module], paths: list[str]) -> list[Class]:
+        """Write the class of a class of torch, or two where they would share too little."""
+        uses = [
+            Use(path, call) for path in paths for call in self.places.calls.get(path, ()) or (None,)
+        ]
+        bodies = {
+            index: method(use.call, self.places.tree) if use.call else []
+            for index, use in enumerate(uses)
+        }
+        inits = {path: self.members.init(path) for path in paths}
+        writing = _Writing(kind, self.places, uses, bodies, inits)
+        try:
+            parts = writing.merger.merged()
+        except InseparableError:
+            self._refuse(uses, bodies)
+            return self._taken([_Writing(kind, self.places, uses[:1], {0: bodies[0]}, inits)])
+        shared = sum(isinstance(part, Line) for part in parts)
+        shortest = min(map(len, bodies.values()))
+        if size(parts) > _LONGEST_UNLIKE and 2 * shared < shortest:
+            halves = sorted(writing.merger.halves(), key=len, reverse=True)
+            parted = [{uses[index].path for index in half} for half in halves]
+            if not parted[0] & parted[1]:
+                return self._taken(
+                    [
+                        _Writing(
+                            kind,
+                            self.places,
+                            [uses[index] for index in sorted(half)],
+                            {place: bodies[index] for place, index in enumerate(sorted(half))},
+                            {path: inits[path] for path in paths if path in parts_},
+                        )
+                        for half, parts_ in zip(halves, parted, strict=True)
+                    ]
                 )
-        return written
+        return self._taken([writing])
 
-    def _merged(
-        self, kind: type[nn.Module], paths: list[str], methods: Mapping[str, Method]
-    ) -> list[Class]:
-        groups: dict[str, list[str]] = {}
-        inits = {}
-        for path in sorted(paths):
-            inits[path] = self.members.init(path)
-            groups.setdefault(_shape([*methods[path].body, *inits[path]]), []).append(path)
+    def _taken(self, writings: "Sequence[_Writing]") -> list[Class]:
         made: list[Class] = []
-        for index, members in enumerate(groups.values()):
-            name = self._free_name(kind.__name__ + ("" if not index else _suffix(members, made)))
-            first = members[0]
-            calls = [call for path in members for call in self.places.calls.get(path, ())]
-            one = Class(name, members, kind)
-            if calls:
-                one.signature = self.places.signature(calls[0])
-                given = [set(call.given) for call in calls]
-                one.always_given = set.intersection(*given) if first else set(one.signature)
-            bodies = [methods[path].body for path in members]
-            self._unify(one, bodies, [inits[path] for path in members])
-            one.method = replace(methods[first], body=bodies[0])
-            for path in members:
-                self.class_of[path] = one
+        for writing in writings:
+            paths = list(dict.fromkeys(use.path for use in writing.uses))
+            suffix = _suffix(paths, made) if made else ""
+            one = writing.written(self._free_name(writing.kind.__name__ + suffix))
+            self.class_of |= dict.fromkeys(paths, one)
             made.append(one)
+            for path in sorted(writing.arguments.mixed):
+                self._refuse_path(path)
         return made
 
-    def _unify(self, one: Class, bodies: list[list[ast.stmt]], inits: list[list[ast.stmt]]) -> None:
-        """Make the numbers in which instances differ arguments of `__init__`."""
-        modules = [self.places.modules[path] for path in one.paths]
-        # By text, as 2 and 2.0 are equal and are not the same.
-        by_values: dict[str, str] = {}
-        attributes: dict[str, Written] = {}
+    def _refuse(self, uses: Sequence[Use], bodies: Bodies) -> None:
+        texts: dict[str, set[str]] = {}
+        for index, use in enumerate(uses):
+            text = ast.unparse(ast.fix_missing_locations(ast.Module(list(bodies[index]), [])))
+            texts.setdefault(use.path, set()).add(text)
+        for path, different in texts.items():
+            if len(different) > 1:
+                self._refuse_path(path)
 
-        def named(values: tuple[Any, ...], hint: str) -> str:
-            key = repr(values)
-            if key not in by_values:
-                by_values[key] = self._argument(modules, values, hint, set(one.arguments))
-                one.arguments[by_values[key]] = list(values)
-            return by_values[key]
+    def _refuse_path(self, path: str) -> None:
+        reason = (
+            "is called in two ways, which one method does not hold; if it is called at "
+            "two sizes, name them in `dynamic`"
+        )
+        self.places.problems.append(Unsupported("module", path, reason))
 
-        replaced: dict[int, Written] = {}
-        for constants in zip(*map(_constants, bodies), strict=True):
-            values = tuple(constant.value for constant in constants)
-            known = _attribute(modules, values)
-            if _differ(values):
-                name = named(values, "value")
-                attributes[name] = ast.Name(name, ast.Load())
-            elif isinstance(values[0], float) and known and values[0] not in (0.0, 0.5, 1.0, 2.0):
-                name = known
-                attributes.setdefault(name, literal(values[0]))
-            else:
-                continue
-            replaced[id(constants[0])] = parsed(f"self.{name}")
-        bodies[0] = [_Replaced(replaced).visit(statement) for statement in bodies[0]]
-        replaced = {}
-        hints = _hints(inits[0])
-        for constants in zip(*map(_constants, inits), strict=True):
-            values = tuple(constant.value for constant in constants)
-            if _differ(values):
-                hint = hints.get(id(constants[0]), "size")
-                replaced[id(constants[0])] = ast.Name(named(values, hint), ast.Load())
-        one.init = [_Replaced(replaced).visit(statement) for statement in inits[0]]
-        one.init += [
-            ast.Assign([parsed(f"self.{name}")], value) for name, value in attributes.items()
+
+class _Writing:
+    """One class on its way to being written."""
+
+    def __init__(
+        self,
+        kind: type[nn.Module],
+        places: FilePlaces,
+        uses: Sequence[Use],
+        bodies: Bodies,
+        inits: Mapping[str, Mapping[str, ast.stmt]],
+    ) -> None:
+        self.kind, self.uses, self.inits = kind, uses, inits
+        self.paths = list(dict.fromkeys(use.path for use in uses))
+        modules = {path: places.modules[path] for path in self.paths}
+        self.arguments = Arguments(modules, [use.path for use in uses])
+        self.signature = self._signature(places)
+        self.conditions = Conditions(uses, "self.")
+        for flag, rank in flags(modules, kind):
+            self.conditions.add(flag, rank)
+        for flag in identities(modules):
+            self.conditions.add(flag, (4,))
+        known = [
+            *self.conditions.known,
+            *argument_conditions(uses, list(self.signature)),
+            *member_conditions(uses, inits),
         ]
+        self.merger = Merger(bodies, known, self._new)
 
-    def _argument(
-        self, modules: list[nn.Module], values: tuple[Any, ...], hint: str, taken: set[str]
-    ) -> str:
-        name = _attribute(modules, values) or hint
-        while name in taken:
-            name += "_"
-        return name
+    def _signature(self, places: FilePlaces) -> dict[str, bool]:
+        calls = [use.call for use in self.uses if use.call is not None]
+        if not calls:
+            return {}
+        return {
+            name: not calls[0].path or all(name in call.given for call in calls)
+            for name in places.signature(calls[0])
+        }
+
+    def _new(self, holds: frozenset[int], own: Sequence[ast.stmt]) -> Condition | None:
+        return self.conditions.made(holds, f"computes_{first_name(own)}")
+
+    def written(self, name: str) -> Class:
+        parts = self.merger.merged()
+        for added in self._needed(parts, self.conditions):
+            self.arguments.attributes[added] = ast.Name(added, ast.Load())
+        body = statements(parts, self.arguments.body)
+        init = statements(joined(self._init()), self.arguments.init)
+        attributes = [
+            ast.Assign([parsed(f"self.{name}")], value)
+            for name, value in self.arguments.attributes.items()
+        ]
+        return Class(
+            name, self.paths, self.arguments.values, [*attributes, *init], body, self.signature
+        )
+
+    def _needed(self, parts: Sequence[Part], known: Conditions) -> list[str]:
+        """Make the flags of a merged body arguments of `__init__`."""
+        found = (known.flags.get(condition.text) for condition in conditions(parts))
+        return [self.arguments.add(flag.name, flag.values) for flag in found if flag is not None]
+
+    def _init(self) -> list[Part]:
+        """Merge the statements of `__init__`, one attribute after another."""
+        names = {name: None for members in self.inits.values() for name in members}
+        return [part for name in names for part in self._made(name)]
+
+    def _made(self, name: str) -> list[Part]:
+        """Merge the statements that make one attribute; instances without it have None."""
+        known = Conditions(self.uses)
+        for flag in self.conditions.flags.values():
+            known.add(flag, (0 if flag.name in self.arguments.values else 1,))
+        having = {path: name in members for path, members in self.inits.items()}
+        known.add(Flag(name, having, "{}", "not {}"), (2,))
+        absent = ast.parse(f"self.{name} = None").body[0]
+        made = [self.inits[use.path].get(name, absent) for use in self.uses]
+
+        def new(holds: frozenset[int], own: Sequence[ast.stmt]) -> Condition | None:
+            return known.made(holds, f"is_other_{name}")
+
+        tried = [
+            Merger(dict(enumerate(bodies)), known.known, new).merged()
+            for bodies in ([[each] for each in way] for way in alike(made))
+        ]
+        parts = min(tried, key=size)
+        self._needed(parts, known)
+        return parts
 
 
-def _differ(values: Sequence[Any]) -> bool:
-    """Return whether numbers differ, 2 from 2.0 too."""
-    return len({repr(value) for value in values}) > 1
+def _is_inside(path: str, around: str) -> bool:
+    return path.startswith(f"{around}.") or (not around and bool(path))
 
 
 def _suffix(members: list[str], made: list[Class]) -> str:
-    """Name a further class of one of torch's by a part of its path, or by order."""
+    """Name a second class of one of torch's by a part of its path, or by order."""
     others = {part for one in made for path in one.paths for part in path.split(".")}
     for part in members[0].split("."):
         if part not in others and not part.isdigit():
-            return "In" + "".join(word.capitalize() for word in part.split("_"))
-    return _ORDER[min(len(made), len(_ORDER)) - 1] * max(1, len(made) - len(_ORDER) + 1)
-
-
-_ORDER = ("Second", "Third", "Fourth", "Fifth", "Sixth", "Seventh", "Eighth", "Other")
-
-
-def _attribute(modules: Sequence[nn.Module], values: Sequence[Any]) -> str | None:
-    """Return the attribute of torch's modules that has these values, if exactly that is so."""
-    for name, value in vars(modules[0]).items():
-        if name.startswith("_") or isinstance(value, bool) or type(value) is not type(values[0]):
-            continue
-        if all(
-            getattr(module, name, None) == expected
-            for module, expected in zip(modules, values, strict=True)
-        ):
-            return name
-    return None
-
-
-def _hints(statements: Sequence[ast.stmt]) -> dict[int, str]:
-    """Name the constants of constructors by the attribute and the keyword that they stand at."""
-    found: dict[int, str] = {}
-    for statement in statements:
-        for node in ast.walk(statement):
-            for keyword in node.keywords if isinstance(node, ast.Call) else ():
-                for each in ast.walk(keyword.value):
-                    found.setdefault(id(each), keyword.arg or "size")
-    for statement in statements:
-        assert isinstance(statement, ast.Assign)
-        target = ast.unparse(statement.targets[0]).removeprefix("self.")
-        for each in ast.walk(statement.value):
-            found.setdefault(id(each), f"{target}_size")
-    return found
+            return "In" + "".join(word[:1].upper() + word[1:] for word in part.split("_"))
+    return "Second"

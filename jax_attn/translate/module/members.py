@@ -24,23 +24,24 @@ class Members:
         self.places = places
         self.made_class = made_class
 
-    def init(self, path: str) -> list[ast.stmt]:
+    def init(self, path: str) -> dict[str, ast.stmt]:
+        """Return the statement that makes each attribute, by its name."""
         module = self.places.modules[path]
-        made: list[ast.stmt] = []
+        made: dict[str, ast.stmt] = {}
         for name, parameter in module.named_parameters(recurse=False):
             if self._is_read(path, name):
-                made.append(self._assign(name, f"nnx.Param({_start(parameter)})"))
+                made[name] = self._assign(name, f"nnx.Param({_start(parameter)})")
         buffers = dict(module.named_buffers(recurse=False))
         for name, buffer in buffers.items():
             if self._is_read(path, name):
                 text = self._buffer(f"{path}.{name}".lstrip("."), buffer)
-                made.append(self._assign(name, text))
+                made[name] = self._assign(name, text)
         if isinstance(module, CONTAINERS):
-            return [self._assign("layers", self._members(path, module))]
+            return {"layers": self._assign("layers", self._members(path, module))}
         for name, child in module.named_children():
             below = f"{path}.{name}".lstrip(".")
             if self.places.is_present(below):
-                made.append(self._assign(name, self._made(below, child)))
+                made[name] = self._assign(name, self._made(below, child))
         return made
 
     def _is_read(self, path: str, tensor: str) -> bool:

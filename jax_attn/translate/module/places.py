@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from torch.fx import Node
 
 from jax_attn.translate.module.arrays import array_text, regular
 from jax_attn.translate.module.leaves import KnownLayer, leaf
+from jax_attn.translate.module.returns import outputs, position, returned_places
 from jax_attn.translate.module.scope import MethodContext
 from jax_attn.translate.rules.expression import Written, filled, literal, parsed
 from jax_attn.translate.tracing.calls import ModuleCall
@@ -35,12 +38,20 @@ class FilePlaces:
         self.tensors = list(traced.root.state.values())
         self.read = {name.rpartition(".")[0] for name in self.tensors}
         self.problems: list[Unsupported] = []
+        self.returns = {
+            kind: returned_places([call for call in calls if type(call.module) is kind])
+            for calls in (list(chain.from_iterable(self.calls.values())),)
+            for kind in {type(call.module) for call in calls}
+        }
         self.tree = MethodContext(
             sizes=traced.sizes,
             state=traced.state,
             signatures=self.signature,
+            outputs=self.outputs,
+            position=self.position,
             is_inlined=self.is_inlined,
             attribute=self.attribute,
+            members=self.part_of_list,
             tensor=self.tensor,
             returned=traced.returned,
             problems=self.problems,
@@ -96,6 +107,16 @@ class FilePlaces:
             return (order.index(base), index) if base in order else (len(order), name)
 
         return sorted(names, key=place)
+
+    def outputs(self, call: ModuleCall) -> list[Node | None]:
+        """Return the values that a call returns: in each place that a call of its class does."""
+        if not call.path or call.path in self.leaves or self.is_inlined(call):
+            return list(call.results)
+        return outputs(call, self.returns[type(call.module)])
+
+    def position(self, call: ModuleCall, place: int) -> int | None:
+        """Return which element of what torch's forward returns an output is, if it is one."""
+        return position(call, place, self.returns.get(type(call.module)))
 
     def holders(self) -> list[str]:
         """Return the modules that are never called, whose tensors others read."""
@@ -153,6 +174,18 @@ class FilePlaces:
     def attribute(self, owner: str, path: str) -> str:
         """Write the way from `self` to a module."""
         return "self" + "".join(text for _, text in self._way(path, owner))
+
+    def part_of_list(self, owner: str, paths: Sequence[str]) -> Written:
+        """Write the list that holds modules, or the part of it that holds no others."""
+        parent = paths[0].rpartition(".")[0]
+        whole = parsed(self.attribute(owner, parent))
+        every = self.members(parent)
+        first, last = (every.index(path.rpartition(".")[2]) for path in (paths[0], paths[-1]))
+        if (first, last) == (0, len(every) - 1):
+            return whole
+        lower = literal(first) if first else None
+        upper = literal(last + 1) if last + 1 < len(every) else None
+        return ast.Subscript(whole, ast.Slice(lower, upper), ast.Load())
 
     def tensor(self, owner: str, name: str) -> Written:
         """Write a tensor of the reference, in torch's layout, as it is read in a method."""

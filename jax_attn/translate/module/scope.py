@@ -29,7 +29,10 @@ class MethodContext:
     Attributes:
       sizes: names of the sizes that vary.
       state: the name of each parameter, buffer and constant.
-      signatures: for each module that is a class of the file, by path: its arguments in order.
+      signatures: the arguments of a call whose module is a class of the file, in order.
+      is_inlined: whether a call is written where it stands.
+      outputs: the values that a call returns, None in the places of other calls of its class.
+      position: which element of what torch's forward returns an output of a call is.
       attribute: the expression of a module from another that contains it, by both paths.
       returned: what the reference returns.
       problems: what rules refuse, filled in as methods are written.
@@ -39,7 +42,10 @@ class MethodContext:
     state: Mapping[Node, str]
     signatures: Callable[[ModuleCall], Sequence[str]]
     is_inlined: Callable[[ModuleCall], bool]
+    outputs: Callable[[ModuleCall], list[Node | None]]
+    position: Callable[[ModuleCall, int], int | None]
     attribute: Callable[[str, str], str]
+    members: Callable[[str, Sequence[str]], Written]
     tensor: Callable[[str, str], Written]
     returned: Any
     problems: list[Unsupported]
@@ -55,6 +61,7 @@ class MethodScope:
       uses: how often a value is read.
       names: the names of the values that have one.
       held: the value that each name holds at the statement at hand.
+      assigned: the names that statements so far assign.
     """
 
     def __init__(self, call: ModuleCall, tree: MethodContext) -> None:
@@ -74,7 +81,8 @@ class MethodScope:
             for value in self._read(item):
                 self._use(value, item)
         for value in self.returned:
-            self._use(value, None)
+            if value is not None:
+                self._use(value, None)
         self.places = {id(item): self._place(item) for item in self.items}
         self.leaving: dict[Statement, list[Node]] = {}
         for value, item in self.produced.items():
@@ -85,6 +93,7 @@ class MethodScope:
                 self.leaving.setdefault(place, []).append(value)
         self.names: dict[Node, str] = {}
         self.held: dict[str, Node] = {}
+        self.assigned: set[str] = set()
         self.position = {id(item): place for place, item in enumerate(self.items)}
 
     # -- what there is
@@ -105,9 +114,9 @@ class MethodScope:
         self.uses[value] += 1
         self.users.setdefault(value, []).append(item)
 
-    def _returned(self) -> list[Node]:
+    def _returned(self) -> Sequence[Node | None]:
         if self.call.path:
-            return self.call.results
+            return self.tree.outputs(self.call)
         return [
             each
             for each in torch.utils._pytree.tree_leaves(self.tree.returned)
@@ -140,15 +149,23 @@ class MethodScope:
         leaving = self.leaving.get(place, [])
         if value not in leaving:
             return None
-        if len(place.targets) == 1 and isinstance(item, ModuleCall) and len(item.results) > 1:
-            return self._result_name(item, value)
+        if isinstance(item, ModuleCall) and len(outputs := self.tree.outputs(item)) > 1:
+            return self._output_name(item, outputs.index(value))
         if len(place.targets) == 1:
             return place.targets[0] if len(leaving) == 1 or value is leaving[-1] else None
-        if isinstance(item, ModuleCall) and len(item.results) > 1:
-            index = item.results.index(value)
-        else:
-            index = leaving.index(value)
+        index = leaving.index(value)
         return place.targets[index] if index < len(place.targets) else None
+
+    def _output_name(self, item: ModuleCall, index: int) -> str | None:
+        """Return the name that torch's source gives to one of several outputs of a call."""
+        place = self._statement(item)
+        position = self.tree.position(item, index)
+        targets = place.targets if place is not None else ()
+        if len(targets) > 1:
+            if position is not None and len(targets) == len(item.returned):
+                return targets[position]
+            return targets[index] if index < len(targets) else None
+        return self._result_name(item, index)
 
     def _helper_name(self, value: Node) -> str | None:
         """Return the name of a value in the helper function that computed it."""
@@ -170,26 +187,31 @@ class MethodScope:
             return name
         item = self.produced[value]
         if isinstance(item, ModuleCall):
-            base = self._result_name(item, value) or item.path.rpartition(".")[2]
+            outputs = self.tree.outputs(item)
+            name = self._output_name(item, outputs.index(value)) if len(outputs) > 1 else None
+            base = name or item.path.rpartition(".")[2]
             if base.isdigit():
                 base = item.path.rsplit(".", 2)[-2]
         else:
             base = str(item.target).split(".")[1] if "." in str(item.target) else "value"
         return re.sub(r"\W|^(?=\d)", "", base.strip("_")) or "value"
 
-    def _result_name(self, item: ModuleCall, value: Node) -> str | None:
+    def _result_name(self, item: ModuleCall, index: int) -> str | None:
         """Return the name that a called module returns one of several values by."""
-        found = frames(value)
-        if len(item.results) == 1 or len(found) <= item.depth:
+        found = next((frames(value) for value in item.results), ())
+        if len(found) <= item.depth:
             return None
-        return return_names(found[item.depth], len(item.results))[item.results.index(value)]
+        position = self.tree.position(item, index)
+        if position is not None:
+            return return_names(found[item.depth], len(item.returned))[position]
+        return return_names(found[item.depth], len(item.results))[index]
 
     def _is_folded(self, value: Node) -> bool:
         """Return whether a value is written where it is used, and has no statement."""
         item = self.produced[value]
         if self.uses[value] != 1:
             return False
-        if isinstance(item, ModuleCall) and len(item.results) > 1:
+        if isinstance(item, ModuleCall) and len(self.tree.outputs(item)) > 1:
             return False
         (user,) = self.users[value]
         if user is None:
@@ -208,35 +230,3 @@ class MethodScope:
             if isinstance(user, Node) and user in self.produced and self._is_folded(user):
                 places.append(self._last_use(user))
         return max(places, default=-1)
-
-    def _repeated(self, place: int) -> list[ModuleCall]:
-        """Return the calls from here that are one loop over a list of modules.
-
-        Each is given what the one before returned, and otherwise what all are given.
-        """
-        first = self.items[place]
-        if not isinstance(first, ModuleCall) or len(first.results) != 1:
-            return []
-        parent, _, index = first.path.rpartition(".")
-        if not index.isdigit():
-            return []
-        run = [first]
-        for item in self.items[place + 1 :]:
-            last = run[-1]
-            if (
-                not isinstance(item, ModuleCall)
-                or item.path != f"{parent}.{int(index) + len(run)}"
-                or type(item.module) is not type(first.module)
-                or set(item.given) != set(last.given)
-            ):
-                break
-            (result,) = last.results
-            carried = [name for name, node in item.given.items() if node is result]
-            if len(carried) != 1 or self.uses[result] != 1:
-                break
-            before = run[-2].results[0] if len(run) > 1 else last.given[carried[0]]
-            alike = {name for name, node in item.given.items() if node is last.given[name]}
-            if last.given[carried[0]] is not before or alike | set(carried) != set(item.given):
-                break
-            run.append(item)
-        return run if len(run) > 1 else []

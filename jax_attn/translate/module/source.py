@@ -40,17 +40,19 @@ def _indented(text: str, depth: int) -> str:
 def class_text(one: Class) -> str:
     """Write one class."""
     lines = [f"class {one.name}(nnx.Module):"]
-    arguments = "".join(f"{name}, " for name in one.arguments)
+    arguments = [name for name in one.arguments if not one.is_optional(name)]
+    arguments += [f"{name}=None" for name in one.arguments if one.is_optional(name)]
+    head = "".join(f"{argument}, " for argument in arguments)
     body = _unparsed(one.init) or "pass"
-    lines += [f"    def __init__(self, {arguments}*, rngs: nnx.Rngs):", _indented(body, 2), ""]
+    lines += [f"    def __init__(self, {head}*, rngs: nnx.Rngs):", _indented(body, 2), ""]
     given = ""
-    for name in one.signature:
-        # An argument that some instance is not given, and all that follow it, may be left out.
-        is_optional = "=None" in given or name not in one.always_given
+    for name, is_always_given in one.signature.items():
+        # All that follows an argument that may be left out may be left out too.
+        is_optional = "=None" in given or not is_always_given
         given += f", {name}" + ("=None" if is_optional else "")
-    if not one.method.body:
+    if not one.body:
         return "\n".join(lines[:-1])
-    lines += [f"    def __call__(self{given}):", _indented(_unparsed(one.method.body), 2)]
+    lines += [f"    def __call__(self{given}):", _indented(_unparsed(one.body), 2)]
     return "\n".join(lines)
 
 

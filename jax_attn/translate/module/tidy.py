@@ -187,7 +187,8 @@ def without_unread(statements: list[ast.stmt]) -> list[ast.stmt]:
         written = {node.id for node in names if isinstance(node.ctx, ast.Store)}
         read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
         if isinstance(statement, ast.Assign):
-            if not written & live:
+            (target,) = statement.targets
+            if not written & live or ast.unparse(target) == ast.unparse(statement.value):
                 continue
             live -= written
         live |= read

@@ -1,9 +1,12 @@
 """What torch's own source says of a value: the statement that computed it, and the name it got."""
 
 import ast
+import inspect
 import linecache
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from jax_attn.translate.tracing.frames import Frame
 
@@ -163,3 +166,19 @@ def loop_variable(frame: Frame) -> str | None:
     if best is None:
         return None
     return _names(best.target)[-1]
+
+
+@lru_cache(maxsize=4096)
+def passed_name(frame: Frame, function: Callable[..., Any], parameter: str) -> str | None:
+    """Return the variable that the statement of a frame passes on as a parameter of a function."""
+    found, _ = _enclosing(frame.file, frame.line)
+    order = list(inspect.signature(function).parameters)[1:]
+    for node in ast.walk(found) if found else ():
+        if not isinstance(node, ast.Call):
+            continue
+        passed = {each.arg: each.value for each in node.keywords}
+        passed |= dict(zip(order, node.args, strict=False))
+        value = passed.get(parameter)
+        if isinstance(value, ast.Name):
+            return value.id
+    return None

@@ -1,0 +1,69 @@
+"""A merged body as statements of Python."""
+
+import ast
+from collections.abc import Callable, Sequence
+
+from jax_attn.translate.module.merging import Branch, Line, Part
+from jax_attn.translate.rules.expression import parsed
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Make one branch of branches on one condition that follow each other."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if (
+            isinstance(part, Branch)
+            and isinstance(last, Branch)
+            and part.condition.text == last.condition.text
+        ):
+            found[-1] = Branch(part.condition, [*last.then, *part.then], [*last.other, *part.other])
+        else:
+            found.append(part)
+    return found
+
+
+def statements(parts: Sequence[Part], line: Callable[[Line], ast.stmt]) -> list[ast.stmt]:
+    """Write a merged body.
+
+    Args:
+      parts: the body.
+      line: writes one statement for all that share it.
+    """
+    found: list[ast.stmt] = []
+    for part in parts:
+        written = _statement(part, line)
+        found.append(written)
+        if isinstance(written, ast.If) and isinstance(written.body[-1], ast.Return):
+            # Nothing follows a return.
+            found += written.orelse
+            written.orelse = []
+    return found
+
+
+def _statement(part: Part, line: Callable[[Line], ast.stmt]) -> ast.stmt:
+    if isinstance(part, Line):
+        return line(part)
+    then, other = statements(part.then, line), statements(part.other, line)
+    if _is_one_value(then, other):
+        return _choice(part.condition.text, then[0], other[0])
+    if not then:
+        return ast.If(parsed(part.condition.negation), other, [])
+    return ast.If(parsed(part.condition.text), then, other)
+
+
+def _is_one_value(then: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:
+    """Return whether two branches give one attribute a value, and one of them gives it None."""
+    return (
+        len(then) == len(other) == 1
+        and isinstance(then[0], ast.Assign)
+        and isinstance(other[0], ast.Assign)
+        and ast.unparse(then[0].targets[0]) == ast.unparse(other[0].targets[0])
+        and any(isinstance(each, ast.Constant) for each in (then[0].value, other[0].value))
+    )
+
+
+def _choice(condition: str, then: ast.stmt, other: ast.stmt) -> ast.stmt:
+    assert isinstance(then, ast.Assign)
+    assert isinstance(other, ast.Assign)
+    return ast.Assign(then.targets, ast.IfExp(parsed(condition), then.value, other.value))

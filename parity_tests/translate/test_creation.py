@@ -47,6 +47,9 @@ ROWS = [
     row("scalar_tensor.default", True),
     row("empty_like.default", F),
     row("full_like.default", INTS, 2),
+    row("arange.default", 3.1, dtype=torch.int64),
+    row("arange.start", 0.5, 3, dtype=torch.int64),
+    *(row(f"{name}_window.default", 1) for name in ("hann", "hamming", "blackman", "bartlett")),
 ]
 
 TEXTS = [

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import tensor
 
+from helpers.rules.call import FLOAT32
 from helpers.rules.rows import (
     BOOLS,
     BTD,
@@ -132,6 +133,20 @@ ROWS = [
     row("logaddexp.default", F, G),
     row("logaddexp2.default", F, G),
     row("heaviside.default", F, tensor(0.5)),
+    row("heaviside.default", X, tensor(0.5)),
+    row("heaviside.default", INTS, INTS),
+    row("sign.default", X),
+    row("sign.default", BOOLS),
+    row("copysign.Scalar", INTS, 2),
+    row("copysign.Tensor", BOOLS, BOOLS),
+    # The slope of XLA's digamma is right up to 1e-11.
+    row("digamma.default", tensor([-2.5, -0.3, 0.2, 3.0]), roundoff=FLOAT32),
+    row("digamma.default", tensor([0, -1, 2])),
+    row("xlogy.Scalar_Self", 2, G.abs()),
+    row("xlogy.Scalar_Other", F, 2),
+    row("special_xlogy.default", G, DIVISORS.abs()),
+    row("hardtanh.default", INTS),
+    row("complex.default", F, G[0]),
     row("gcd.default", INTS, DIVISORS),
     row("lcm.default", INTS, DIVISORS),
     row("copysign.Tensor", F, G),
@@ -285,6 +300,7 @@ def test_values_gradients_and_dtypes_are_those_of_torch(row):
     row.check()
 
 
-def test_what_has_no_equal_is_refused():
+@pytest.mark.parametrize(("name", "tensor"), [("angle", F), ("sgn", COMPLEX)])
+def test_what_has_no_equal_is_refused(name, tensor):
     with pytest.raises(NotImplementedError):
-        written("angle.default", F)
+        written(f"{name}.default", tensor)

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from torch import tensor
 
@@ -19,6 +20,7 @@ from helpers.rules.rows import (
     X,
     row,
     table,
+    written,
 )
 
 WITH_NAN = tensor([[1.0, NAN, 3.0], [2.0, 0.0, 1.0]])
@@ -92,6 +94,7 @@ ROWS = [
     row("cummax.default", F, 1),
     row("cummax.default", X, 1),
     row("cummin.default", F, 0),
+    row("cummin.default", INTS.to(torch.uint8), 1),
     row("logcumsumexp.default", BTD, 1),
     row("cumprod.default", F, 1),
     row("cumprod.default", INTS, -1),
@@ -174,3 +177,12 @@ def drawn():
 @table(ROWS, TEXTS, drawn(), MISTAKES)
 def test_values_gradients_and_dtypes_are_those_of_torch(row):
     row.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs"),
+    [("cummax.default", (BOOLS, 0), {}), ("var.correction", (BTD, [1]), {"correction": 3})],
+)
+def test_what_has_no_equal_is_refused(name, args, kwargs):
+    with pytest.raises(NotImplementedError):
+        written(name, *args, **kwargs)

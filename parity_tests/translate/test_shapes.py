@@ -73,6 +73,8 @@ ROWS = [
     row("movedim.intlist", BTD, [0, 1], [1, 2]),
     row("narrow.default", BTD, 1, 0, 2),
     row("narrow.default", BTD, 2, -2, 2),
+    row("narrow.default", BTD, 1, 0, 0),
+    row("reshape.default", BTD, [6, -1]),
     row("view_as.default", BTD, BTD.reshape(6, 5)),
     row("expand_as.default", F, BTD[0].T[:2].expand(4, 2, 3)),
     row("mT.default", BTD),

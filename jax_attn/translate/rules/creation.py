@@ -8,6 +8,10 @@ from jax_attn.translate.rules.rule import Array, Rule
 
 
 def arange(out: Array, end: Any, start: Any = 0, step: Any = 1) -> str:
+    if "int" in out.dtype and any(isinstance(x, float) for x in (start, end, step)):
+        # torch counts in whole numbers then.
+        limits = ", ".join(str(int(x)) for x in (start, end, step))
+        return f"jnp.arange({limits}, dtype=jnp.{out.dtype})"
     inferred = "float32" if any(isinstance(x, float) for x in (start, end, step)) else "int32"
     limits = ["end"] if start == 0 and step == 1 else ["start", "end"]
     dtype = None if inferred == out.dtype else f"jnp.{out.dtype}"
@@ -78,6 +82,8 @@ def window(function: str) -> Any:
     """Make the rule of a window; a periodic one is one longer, without its last value."""
 
     def rule(out: Array, window_length: Any, periodic: bool = True) -> str:
+        if window_length == 1:
+            return f"jnp.ones(1, dtype=jnp.{out.dtype})"
         value = f"{function}(window_length + 1)[:-1]" if periodic else f"{function}(window_length)"
         return f"{value}.astype(jnp.{out.dtype})"
 

@@ -62,6 +62,16 @@ def power(self: Array, exponent: Any, out: Array) -> str:
     return promoted("self**exponent", {"self": self, "exponent": exponent}, out.dtype)
 
 
+def _cast(template: str, operands: dict[str, Any], dtype: str) -> str:
+    """Write what takes operands of one dtype only, numbers too."""
+    casts = {
+        name: as_dtype(name, dtype) if isinstance(each, Array) else f"jnp.{dtype}({name})"
+        for name, each in operands.items()
+        if not (isinstance(each, Array) and each.dtype == dtype)
+    }
+    return replaced(template, **casts)
+
+
 def division(self: Any, other: Any, rounding_mode: str | None, out: Array) -> str:
     if rounding_mode is None:
         return promoted("self / other", {"self": self, "other": other}, out.dtype)
@@ -69,13 +79,7 @@ def division(self: Any, other: Any, rounding_mode: str | None, out: Array) -> st
         return promoted("self // other", {"self": self, "other": other})
     if out.is_floating:
         return promoted("jnp.trunc(self / other)", {"self": self, "other": other})
-    both = {"self": self, "other": other}
-    casts = {
-        name: as_dtype(name, out.dtype) if isinstance(each, Array) else f"jnp.{out.dtype}({name})"
-        for name, each in both.items()
-        if not (isinstance(each, Array) and each.dtype == out.dtype)
-    }
-    return replaced("jax.lax.div(self, other)", **casts)
+    return _cast("jax.lax.div(self, other)", {"self": self, "other": other}, out.dtype)
 
 
 def divided(self: Any, other: Any, out: Array) -> str:
@@ -102,8 +106,9 @@ def where(condition: Array, self: Any, other: Any, out: Array) -> str:
     return promoted("jnp.where(condition, self, other)", {"self": self, "other": other}, out.dtype)
 
 
-def xlogy(self: Any, other: Any) -> str:
-    return promoted("jax.scipy.special.xlogy(self, other)", {"self": self, "other": other})
+def xlogy(self: Any, other: Any, out: Array) -> str:
+    template = "jax.scipy.special.xlogy(self, other)"
+    return _cast(template, {"self": self, "other": other}, out.dtype)
 
 
 def lerp(self: Array, end: Array, weight: Any) -> str:
@@ -139,6 +144,24 @@ def angle(self: Array) -> str:
     if self.dtype.startswith("complex"):
         return "jnp.angle(self)"
     raise NotImplementedError("the angle of a real tensor")
+
+
+def sign(self: Array) -> str:
+    if self.dtype.startswith("complex"):
+        raise NotImplementedError("the sign of a complex number, of which JAX has no gradient")
+    if self.is_floating:  # torch has 0 for NaN.
+        return "jnp.nan_to_num(jnp.sign(self))"
+    return "self" if self.dtype == "bool" else "jnp.sign(self)"
+
+
+def copysign(self: Array, other: Any, out: Array) -> str:
+    value = "absolute(self) * jnp.copysign(1, other)"
+    return promoted(value, {"self": self, "other": other}, out.dtype)
+
+
+def joined(real: Array, imag: Array) -> str:
+    same = real.shape == imag.shape
+    return f"jax.lax.complex({'real, imag' if same else '*jnp.broadcast_arrays(real, imag)'})"
 
 
 def to_copy(self: Array, out: Array) -> str:
@@ -191,7 +214,6 @@ SIMPLE: dict[str, Rule] = {
         "log2": "log2",
         "logical_not": "logical_not",
         "rad2deg": "rad2deg",
-        "sign": "sign sgn",
         "signbit": "signbit",
         "sin": "sin",
         "sinc": "sinc special_sinc",
@@ -242,6 +264,8 @@ POINTWISE: dict[str, Rule] = {
     },
     "aten.abs.default": absolute,
     "aten.absolute.default": absolute,
+    "aten.sign.default": sign,
+    "aten.sgn.default": sign,
     "aten.neg.default": "-self",
     "aten.negative.default": "-self",
     "aten.positive.default": "self",
@@ -285,7 +309,6 @@ POINTWISE: dict[str, Rule] = {
             "arctan2": "arctan2",
             "atan2": "arctan2",
             "gcd": "gcd",
-            "heaviside": "heaviside",
             "hypot": "hypot",
             "lcm": "lcm",
             "logaddexp": "logaddexp",
@@ -293,8 +316,8 @@ POINTWISE: dict[str, Rule] = {
             "nextafter": "nextafter",
         }.items()
     },
-    "aten.heaviside.default": "jnp.heaviside(self, values)",
-    **_both("copysign", binary("absolute(self) * jnp.copysign(1, other)")),
+    "aten.heaviside.default": "jnp.where(self == 0, values, self > 0)",
+    **_both("copysign", copysign),
     "aten.fmax.default": binary("jnp.where((self >= other) | jnp.isnan(other), self, other)"),
     "aten.fmin.default": binary("jnp.where((self <= other) | jnp.isnan(other), self, other)"),
     **_both("xlogy", xlogy, "Tensor", "Scalar_Self", "Scalar_Other"),
@@ -302,7 +325,6 @@ POINTWISE: dict[str, Rule] = {
     **{
         f"aten.{each}.default": in_floats(f"jax.scipy.special.{function}(self)")
         for function, names in {
-            "digamma": "digamma special_digamma special_psi",
             "entr": "special_entr",
             "erf": "special_erf",
             "erfc": "erfc special_erfc",
@@ -314,6 +336,9 @@ POINTWISE: dict[str, Rule] = {
         }.items()
         for each in names.split()
     },
+    "aten.digamma.default": in_floats("digamma(self)"),
+    "aten.special_digamma.default": in_floats("digamma(self)"),
+    "aten.special_psi.default": in_floats("digamma(self)"),
     **{
         f"aten.special_{each}.default": in_float32(f"jax.scipy.special.{each}(self)")
         for each in ("log_ndtr", "ndtr", "ndtri")
@@ -329,12 +354,10 @@ POINTWISE: dict[str, Rule] = {
     "aten.imag.default": "self.imag",
     "aten.view_as_real.default": "jnp.stack([self.real, self.imag], axis=-1)",
     "aten.view_as_complex.default": "jax.lax.complex(self[..., 0], self[..., 1])",
-    "aten.complex.default": "jax.lax.complex(real, imag)",
+    "aten.complex.default": joined,
     "aten.polar.default": "abs * jnp.exp(1j * angle)",
     "aten.i0.default": in_floats("jnp.exp(absolute(self)) * jax.scipy.special.i0e(self)"),
     "aten.angle.default": angle,
     "aten._conj.default": "self.conj()",
     "aten.conj_physical.default": "self.conj()",
-    "aten.resolve_conj.default": "self",
-    "aten.resolve_neg.default": "self",
 }

@@ -1,9 +1,10 @@
 """Operators that reduce axes, or run along one."""
 
+import math
 from typing import Any
 
 from jax_attn.translate.rules.calls import call
-from jax_attn.translate.rules.operands import as_dtype, axis, positive, replaced
+from jax_attn.translate.rules.operands import all_axes, as_dtype, axis, positive, replaced
 from jax_attn.translate.rules.rule import Array, Rule
 
 
@@ -31,6 +32,10 @@ def mean(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str
 def _moments(self: Array, dim: Any, unbiased: Any, correction: Any, keepdim: bool) -> list[str]:
     """Write the variance and the mean."""
     ddof = int(unbiased) if unbiased is not None else 1 if correction is None else correction
+    named = range(self.rank) if all_axes(dim, self.rank) else [dim] if isinstance(dim, int) else dim
+    sizes = [self.shape[each] for each in named]
+    if ddof > 1 and math.prod(each for each in sizes if isinstance(each, int)) <= ddof:
+        raise NotImplementedError(f"a variance of as few elements as the correction, {ddof}")
     where = axis(dim, self.rank)
     return [
         call("self.var", where, ddof=ddof or None, keepdims=keepdim or None),
@@ -112,12 +117,18 @@ def along(template: str) -> Any:
     """Make the rule of what runs along `dim`; several parts are outputs."""
 
     def rule(self: Array, dim: int) -> str | tuple[str, ...]:
-        if self.rank == 0:
-            raise NotImplementedError("a tensor without axes")
+        if self.rank == 0 or (self.dtype == "bool" and "running_argmax" in template):
+            raise NotImplementedError(f"a tensor of {self.rank} axes, of {self.dtype}")
         parts = template.replace("dim", str(positive(dim, self.rank))).split("; ")
         return tuple(parts) if len(parts) > 1 else parts[0]
 
     return rule
+
+
+def running_minimum(self: Array, dim: int) -> str | tuple[str, ...]:
+    # The complement of an integer turns the order too, without a limit of its own.
+    place = f"running_argmax({'-' if self.is_floating else '~'}self, dim)"
+    return along(f"jnp.take_along_axis(self, {place}, dim); {place}")(self, dim)
 
 
 def extremes(self: Array, dim: Any, keepdim: bool) -> tuple[str, str]:
@@ -231,9 +242,7 @@ REDUCTIONS: dict[str, Rule] = {
     "aten.cummax.default": along(
         "jnp.take_along_axis(self, running_argmax(self, dim), dim); running_argmax(self, dim)"
     ),
-    "aten.cummin.default": along(
-        "jnp.take_along_axis(self, running_argmax(-self, dim), dim); running_argmax(-self, dim)"
-    ),
+    "aten.cummin.default": running_minimum,
     "aten.logcumsumexp.default": along("jax.lax.cumlogsumexp(self, dim)"),
     "aten.quantile.default": quantile,
     "aten.quantile.scalar": quantile,

@@ -120,7 +120,8 @@ def moved(source: Any, destination: Any, self: Array) -> str:
 
 def narrowed(self: Array, dim: int, start: Any, length: Any) -> str:
     if isinstance(start, int) and isinstance(length, int):
-        part = f"{start or ''}:{start + length or ''}"
+        end = start + length
+        part = f"{start or ''}:{end if end or not start else ''}"
     else:
         part = "start:start + length" if start != 0 else ":length"
     return f"self[{indexed(dim, self.rank, part)}]"
@@ -165,7 +166,7 @@ _VIEWS: dict[str, Rule] = {
 
 SHAPES: dict[str, Rule] = {
     **copying_too(_VIEWS),
-    "aten.reshape.default": reshaped,
+    "aten.reshape.default": lambda shape: reshaped(shape).replace("size", "shape"),
     "aten._unsafe_view.default": reshaped,
     "aten._reshape_alias.default": reshaped,
     "aten._reshape_copy.default": reshaped,
@@ -193,4 +194,6 @@ SHAPES: dict[str, Rule] = {
     "aten.contiguous.default": "self",
     "aten.lift_fresh_copy.default": "self",
     "aten.lift_fresh.default": "self",
+    "aten.resolve_conj.default": "self",
+    "aten.resolve_neg.default": "self",
 }

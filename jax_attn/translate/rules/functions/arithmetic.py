@@ -19,6 +19,14 @@ def safe_sqrt(x: Array) -> Array:
     return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 
+def digamma(x: Array) -> Array:
+    """Return the digamma function; the gradient of JAX's is wrong below 0, so it is reflected."""
+    value = jax.scipy.special.digamma(jnp.where(x > 0, x, 1 - x))
+    place = jnp.where(x > 0, 0.5, x - jnp.round(x))
+    place = jnp.where((place == 0) & (x < 0), jnp.nan, place)
+    return jnp.where(x > 0, value, value - jnp.pi / jnp.tan(jnp.pi * place))
+
+
 def safe_softmax(x: Array, axis: int = -1) -> Array:
     """Return the softmax, with 0 for a row that is -inf everywhere."""
     empty = jnp.isneginf(x).all(axis, keepdims=True)

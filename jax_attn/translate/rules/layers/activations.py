@@ -27,8 +27,10 @@ def elu(alpha: float, scale: float, input_scale: float) -> str:
     return value if scale == 1 else f"scale * {value}"
 
 
-def hardtanh(min_val: Any, max_val: Any) -> str:
-    return "hardtanh(self)" if (min_val, max_val) == (-1, 1) else "hardtanh(self, min_val, max_val)"
+def hardtanh(self: Array, min_val: Any, max_val: Any) -> str:
+    if self.is_floating and (min_val, max_val) == (-1, 1):
+        return "hardtanh(self)"
+    return "hardtanh(self, min_val, max_val)"
 
 
 def prelu(self: Array, weight: Array) -> str:

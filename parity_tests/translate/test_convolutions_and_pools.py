@@ -153,6 +153,7 @@ def drawn():
         ("_upsample_bilinear2d_aa.default", (real(2, 3, 5, 4), [3, 7], True)),
         ("grid_sampler.default", (real(2, 3, 5, 4), real(2, 7, 6, 2), 2, 0, True)),
         ("max_pool2d.default", (whole(9, 2, 3, 5, 4), [2, 2])),
+        ("avg_pool1d.default", (whole(9, 2, 3, 5), [2])),
     ],
 )
 def test_what_has_no_right_expression_is_refused(name, args):

@@ -162,6 +162,7 @@ def drawn():
         ("one_hot.default", (whole(5, 2),)),
         ("index.Tensor", (real(5, 7), [real(5) > 0])),
         ("nonzero.default", (real(5),)),
+        ("nonzero_static.default", (real(),)),
         ("masked_select.default", (real(5), real(5) > 0)),
         ("bincount.default", (whole(5, 9),)),
         ("_unique2.default", (whole(5, 9),)),

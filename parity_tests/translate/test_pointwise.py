@@ -146,6 +146,7 @@ ROWS = [
     row("xlogy.Scalar_Other", F, 2),
     row("special_xlogy.default", G, DIVISORS.abs()),
     row("hardtanh.default", INTS),
+    row("hardtanh.default", INTS, -0.5, 2.5),
     row("complex.default", F, G[0]),
     row("gcd.default", INTS, DIVISORS),
     row("lcm.default", INTS, DIVISORS),

@@ -10,8 +10,8 @@ from jax_attn.translate.rules.rule import Array, Rule
 def arange(out: Array, end: Any, start: Any = 0, step: Any = 1) -> str:
     if "int" in out.dtype and any(isinstance(x, float) for x in (start, end, step)):
         # torch counts in whole numbers then.
-        limits = ", ".join(str(int(x)) for x in (start, end, step))
-        return f"jnp.arange({limits}, dtype=jnp.{out.dtype})"
+        whole = ", ".join(str(int(x)) for x in (start, end, step))
+        return f"jnp.arange({whole}, dtype=jnp.{out.dtype})"
     inferred = "float32" if any(isinstance(x, float) for x in (start, end, step)) else "int32"
     limits = ["end"] if start == 0 and step == 1 else ["start", "end"]
     dtype = None if inferred == out.dtype else f"jnp.{out.dtype}"

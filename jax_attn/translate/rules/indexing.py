@@ -247,6 +247,12 @@ def bucketize(right: bool) -> str:
     return _search("boundaries", 1, "self", "right" if right else "left")
 
 
+def nonzero_static(self: Array) -> str:
+    if self.rank == 0:
+        raise NotImplementedError("nonzero_static of a tensor without axes")
+    return "jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), axis=-1)"
+
+
 def histc(min: Any, max: Any) -> str:
     if min == max:
         raise NotImplementedError("histc between the smallest and the largest value")
@@ -306,9 +312,7 @@ INDEXING: dict[str, Rule] = {
     "aten.isin.Tensor_Tensor": isin("elements", "test_elements"),
     "aten.isin.Tensor_Scalar": isin("elements", "test_element"),
     "aten.isin.Scalar_Tensor": isin("element", "test_elements"),
-    "aten.nonzero_static.default": (
-        "jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), axis=-1)"
-    ),
+    "aten.nonzero_static.default": nonzero_static,
     "aten.zero.default": "jnp.zeros_like(self)",
     **dict.fromkeys(
         (

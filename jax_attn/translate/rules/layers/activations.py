@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jax_attn.translate.rules.calls import number
 from jax_attn.translate.rules.operands import in_floats
 from jax_attn.translate.rules.rule import Array, Rule
 
@@ -28,7 +29,9 @@ def elu(alpha: float, scale: float, input_scale: float) -> str:
 
 
 def hardtanh(self: Array, min_val: Any, max_val: Any) -> str:
-    if self.is_floating and (min_val, max_val) == (-1, 1):
+    if not self.is_floating:
+        return f"hardtanh(self, {number(min_val, self.dtype)}, {number(max_val, self.dtype)})"
+    if (min_val, max_val) == (-1, 1):
         return "hardtanh(self)"
     return "hardtanh(self, min_val, max_val)"
 

@@ -115,6 +115,8 @@ def avg_pool(axes: int) -> Any:
         count_include_pad: bool,
         divisor_override: int | None = None,
     ) -> str:
+        if not self.is_floating:
+            raise NotImplementedError("an average pool of integers")
         kernel = spread(kernel_size, axes)
         windows = _windows(self, out, kernel, stride, padding, 1, ceil_mode)
         sums = _reduced(self.rank, "0.0", "add", windows)

@@ -72,6 +72,23 @@ def states(self, x):
     return h, a, c
 
 
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return torch.tanh(self.a(x)) * gate
+
+
+def with_two_gates(self, x):
+    """Give the layers of one list a gate of two kinds, as models with two kinds of masks do."""
+    wide, narrow = torch.sigmoid(x), torch.cos(x)
+    for i, layer in enumerate(self.parts):
+        x = layer(x, narrow if i in (2, 3) else wide)
+    return x
+
+
 def looped(self, x):
     for layer in self.parts:
         x = torch.tanh(layer(x))
@@ -180,6 +197,19 @@ ROWS = {
         lambda: body(reads_parameters, part=nn.ParameterList([torch.randn(5), torch.randn(5)]))
     ),
     "a list that repeats a module": Row(shared_list),
+    "a list that begins with another class": Row(
+        lambda: body(
+            looped, parts=nn.ModuleList([nn.Linear(5, 5), *(block(torch.tanh) for _ in range(3))])
+        )
+    ),
+    "a list that ends with another class": Row(
+        lambda: body(
+            looped, parts=nn.ModuleList([*(block(torch.tanh) for _ in range(3)), nn.Linear(5, 5)])
+        )
+    ),
+    "a list whose modules are given two things": Row(
+        lambda: body(with_two_gates, parts=nn.ModuleList([Gated() for _ in range(5)]))
+    ),
     "a sequence that is also read by index": Row(
         lambda: body(
             lambda self, x: self.part(x) + self.part[0](x)[:, :5],
@@ -199,7 +229,12 @@ ROWS = {
         )
     ),
 }
-_FAST = ("residuals", "without a gradient", "two classes of one name")
+_FAST = (
+    "residuals",
+    "without a gradient",
+    "two classes of one name",
+    "a list whose modules are given two things",
+)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ class Attention(nn.Module):
                 bias = self.bias(distance)
             else:
                 bias = torch.zeros(7, 7)
-        weights = torch.tanh(scores + bias)
-        return weights @ key, bias
+        weights = torch.sigmoid((scores + bias) / 12)
+        return weights @ key / 7, bias
 
 
 class Block(nn.Module):

@@ -97,10 +97,16 @@ class Classes:
         paths = dict.fromkeys([*self.places.calls, *self.places.holders()])
         by_depth = sorted(paths, key=lambda path: (-path.count(".") if path else 1, path))
         waiting: dict[tuple[type[nn.Module], int], list[str]] = {}
+        levels: dict[str, int] = {}
         for path in by_depth:
             kind = type(self.places.modules[path])
-            inside = [other for other in paths if other != path and _is_inside(other, path)]
-            level = sum(type(self.places.modules[other]) is kind for other in inside)
+            inside = [
+                other
+                for other in levels
+                if type(self.places.modules[other]) is kind and _is_inside(other, path)
+            ]
+            # A module of the class of one around it needs a class that is written before.
+            levels[path] = level = max((levels[other] + 1 for other in inside), default=0)
             waiting.setdefault((kind, level), []).append(path)
         found: list[Class] = []
         # A class comes after those of the modules that its instances contain.
@@ -137,7 +143,11 @@ class Classes:
             parts = writing.merger.merged()
         except InseparableError:
             self._refuse(uses, bodies)
-            return self._taken([_Writing(kind, self.places, uses[:1], {0: bodies[0]}, inits)])
+            # Written for the first use only, so that other reasons are found too.
+            inits = {uses[0].path: inits[uses[0].path]}
+            made = self._taken([_Writing(kind, self.places, uses[:1], {0: bodies[0]}, inits)])
+            self.class_of |= dict.fromkeys(paths, made[0])
+            return made
         shared = sum(isinstance(part, Line) for part in parts)
         shortest = min(map(len, bodies.values()))
         if size(parts) > _LONGEST_UNLIKE and 2 * shared < shortest:
@@ -231,8 +241,10 @@ class _Writing:
         parts = self.merger.merged()
         for added in self._needed(parts, self.conditions):
             self.arguments.attributes[added] = ast.Name(added, ast.Load())
+        # Flags are named by the conditions, so they take their names before constants do.
+        init_parts = joined(self._init())
         body = statements(parts, self.arguments.body)
-        init = statements(joined(self._init()), self.arguments.init)
+        init = statements(init_parts, self.arguments.init)
         attributes = [
             ast.Assign([parsed(f"self.{name}")], value)
             for name, value in self.arguments.attributes.items()

@@ -127,7 +127,7 @@ def _names_beside(call: ast.Call, names: Sequence[str]) -> set[str]:
 
 def _with_variables(call: ast.Call, names: Sequence[str]) -> ast.Call:
     keywords = [
-        ast.keyword(each.arg, ast.Name(each.arg, ast.Load()) if each.arg in names else each.value)
+        ast.keyword(each.arg, ast.Name(each.arg) if each.arg in names and each.arg else each.value)
         for each in call.keywords
     ]
     return ast.Call(call.func, call.args, keywords)

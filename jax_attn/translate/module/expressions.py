@@ -172,13 +172,13 @@ class Expressions(MethodScope):
         keywords: list[ast.keyword] = []
         skipped = False
         for name in self.tree.signatures(item):
-            value = given[name] if name in given else self._absent(item, name)
-            if value is None:
+            made = given[name] if name in given else self._absent(item, name)
+            if made is None:
                 skipped = True
             elif skipped:
-                keywords.append(ast.keyword(name, value))
+                keywords.append(ast.keyword(name, made))
             else:
-                positional.append(value)
+                positional.append(made)
         return ast.Call(module, positional, keywords)
 
     def _absent(self, item: ModuleCall, name: str) -> Written | None:
@@ -186,8 +186,8 @@ class Expressions(MethodScope):
         frame = self._frame(item)
         if item.arguments.get(name) is not None or frame is None:
             return None
-        own = passed_name(frame, type(item.module).forward, name)
-        is_none = own not in self.call.given and self.call.arguments.get(own or "") is None
+        own = passed_name(frame, type(item.module).forward, name) or ""
+        is_none = own not in self.call.given and self.call.arguments.get(own) is None
         if own in self.tree.signatures(self.call) and is_none and own not in self.assigned:
             return name_of(own)
         return None

@@ -80,9 +80,9 @@ class MethodScope:
         for item in self.items:
             for value in self._read(item):
                 self._use(value, item)
-        for value in self.returned:
-            if value is not None:
-                self._use(value, None)
+        for returned in self.returned:
+            if returned is not None:
+                self._use(returned, None)
         self.places = {id(item): self._place(item) for item in self.items}
         self.leaving: dict[Statement, list[Node]] = {}
         for value, item in self.produced.items():

@@ -72,8 +72,8 @@ BACKENDS = (*devices.KINDS, "all")
 @click.option(
     "--model",
     is_flag=True,
-    help="Verify the whole model of CHECKPOINT, or fail. Without this option, only the attention "
-    "of a model is verified if jax_attn.models does not support it.",
+    help="Verify the whole model of CHECKPOINT in jax_attn.models, or fail. Without this option, a "
+    "model that jax_attn.models does not support is translated, and the translation verified.",
 )
 @click.option(
     "--layers",
@@ -137,9 +137,10 @@ def command(
     With CHECKPOINT (a safetensors or torch file, or a folder of shards), load its model in
     transformers and in jax_attn.models, and compare the last hidden states, logits and the gradient
     of every parameter, in float32 and bfloat16. A model that does not fit into memory is verified
-    layer by layer with --layers. For families that jax_attn.models does not support, or with
-    --attention, find the attention layers, rebuild each in torch and in Flax, and compare the two;
-    this verifies the attention weights, not the whole model.
+    layer by layer with --layers. A model that jax_attn.models does not support is translated, as by
+    `jax-attn translate`, and the translation compared, whole, in float32. If that is not possible,
+    or with --attention, find the attention layers, rebuild each in torch and in Flax, and compare
+    the two; this verifies the attention weights, not masks such as causality nor the whole model.
     """
     expect_one_mode(context)
     shared = {"dtypes": dtypes, "pattern": pattern, "report": report, "as_json": as_json}

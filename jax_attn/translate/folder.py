@@ -3,8 +3,8 @@
 model.py              the source
 weights.safetensors   the arrays of the module by dotted path; constants of the source are not among
                       them
-README.md             how to load and call it, and the verdict
-report.md             the report of its check
+README.md             how to load and call it, and the verdict, or what a partial one lacks
+report.md             the report of its check, if there is one
 
 It is written whole, or not at all.
 """
@@ -21,6 +21,7 @@ from jax_attn.transfer import TransferError, as_numpy, save_checkpoint
 from jax_attn.transfer.files.port_folder import refused_target
 from jax_attn.transfer.files.staging import staged
 from jax_attn.transfer.nnx.variables import carried
+from jax_attn.translate.tracing.problems import Unsupported
 from jax_attn.translate.translation import Translation
 
 _README = """\
@@ -44,10 +45,19 @@ for key, array in load_file("weights.safetensors").items():
 outputs = module({call})
 ```
 
-{sizes}`report.md` compares outputs and gradients with torch's, in float32:
-
-    {verdict}
+{sizes}{verdict}
 """
+
+_VERDICT = """\
+`report.md` compares outputs and gradients with torch's, in float32:
+
+    {verdict}"""
+
+_MISSING = """\
+It is not complete, and nothing was compared: `model.py` calls `not_translated`, which raises, in
+place of the operators listed here. Write there what torch computes.
+
+{missing}"""
 
 
 def expect_new(folder: Path) -> None:
@@ -61,7 +71,7 @@ def write(
     translation: Translation,
     port: nnx.Module,
     inputs: Mapping[str, Any] | tuple[Any, ...],
-    result: Result,
+    result: Result | None,
     *,
     reference: str,
     sizes: Mapping[str, Mapping[int, str]] | None = None,
@@ -74,7 +84,7 @@ def write(
       translation: what `translate` returned.
       port: the module with its weights.
       inputs: what the reference is called with; the README makes arrays of their shapes and dtypes.
-      result: what `prove` returned.
+      result: what `prove` returned; None for a partial translation, of which nothing is proved.
       reference: the reference's class, as the README names it.
       sizes: the axes whose sizes vary, as for `translate`.
       files: further files, by name.
@@ -87,7 +97,9 @@ def write(
         reference=reference,
         call=_call(inputs),
         sizes=_sizes(sizes or {}),
-        verdict=f"{result.verdict}: {result.gist}",
+        verdict=_MISSING.format(missing="\n".join(map(_listed, translation.unsupported)))
+        if result is None
+        else _VERDICT.format(verdict=f"{result.verdict}: {result.gist}"),
     )
     arrays = {name: as_numpy(array) for name, array in carried(port, translation.layout).items()}
     arrays |= translation.tables
@@ -99,6 +111,11 @@ def write(
             **(files or {}),
         }.items():
             (partial / name).write_text(text, "utf-8")
+
+
+def _listed(problem: Unsupported) -> str:
+    place = f" at {Path(problem.file).name}:{problem.line}: `{problem.text}`" * bool(problem.file)
+    return f"- `{problem.operator}`{place}: {problem.reason}"
 
 
 def _call(inputs: Mapping[str, Any] | tuple[Any, ...]) -> str:

@@ -1,7 +1,7 @@
 """Write the source of an NNX module that computes what a torch module computes."""
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,12 @@ from flax import nnx
 
 from jax_attn.transfer import Layout
 from jax_attn.translate.module.classes import Classes
+from jax_attn.translate.module.expressions import RAISING
 from jax_attn.translate.module.places import FilePlaces
 from jax_attn.translate.module.source import file_text
 from jax_attn.translate.module.table import layout
 from jax_attn.translate.tracing.exported import exported
-from jax_attn.translate.tracing.problems import TranslationError
+from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 from jax_attn.translate.tracing.sizes import Dynamic
 from jax_attn.translate.tracing.traced import traced
 from jax_attn.translate.tracing.unsupported import unsupported
@@ -32,12 +33,15 @@ class Translation:
       name: the class of the module.
       tables: buffers that no state dict of the reference holds and that are too large for the
         source, by their path in the module.
+      unsupported: what has no translation, of a partial one: the source calls `not_translated`
+        there, which raises NotImplementedError.
     """
 
     source: str
     layout: Layout
     name: str
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
+    unsupported: tuple[Unsupported, ...] = ()
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """Run the source and make the module, with weights that are not yet the reference's."""
@@ -56,6 +60,7 @@ def translate(
     inputs: Mapping[str, Any] | tuple[Any, ...],
     *,
     dynamic: Dynamic | None = None,
+    partial: bool = False,
 ) -> Translation:
     """Translate a torch module.
 
@@ -64,6 +69,7 @@ def translate(
       inputs: its inputs as tensors or NumPy arrays, or sequences and dicts of these, positional or
         by name.
       dynamic: the axes whose sizes vary, `{"input_ids": {0: "B", 1: "T"}}`.
+      partial: whether to write the source although operators have no rule; it raises there.
 
     Raises:
       TranslationError: the module cannot be translated; every reason at once.
@@ -73,14 +79,29 @@ def translate(
         raise TypeError(f"reference: expected a torch.nn.Module, got {type(reference).__name__}")
     tensors = torch.utils._pytree.tree_map(_tensor, inputs)
     found = traced(exported(reference, tensors, dynamic), reference)
-    if problems := unsupported(found):
-        raise TranslationError(problems)
+    problems = unsupported(found)
+    _expect_none(problems, partial)
     places = FilePlaces(found)
     ordered = Classes(places).classes
-    if places.problems:
-        raise TranslationError(places.problems)
+    problems = [*dict.fromkeys([*problems, *places.problems])]
+    _expect_none(problems, partial)
     title = f"{type(reference).__name__}, translated from torch."
-    return Translation(file_text(ordered, title), layout(places), ordered[-1].name, places.tables())
+    return Translation(
+        file_text(ordered, title),
+        layout(places),
+        ordered[-1].name,
+        places.tables(),
+        tuple(problems),
+    )
+
+
+def _expect_none(problems: Sequence[Unsupported], partial: bool) -> None:
+    """Raise TranslationError for problems; in a partial translation only where no call can raise.
+
+    Such a problem is not of one operator: a module called in two ways, a write into a buffer.
+    """
+    if any(not partial or problem.kind not in RAISING for problem in problems):
+        raise TranslationError(problems)
 
 
 def _tensor(value: Any) -> Any:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from jax_attn.families import Config
     from jax_attn.transfer.problems import Problem
 
-_ONLY_ATTENTION = "only the attention is verified, because the whole model cannot be"
+_ONLY_ATTENTION = (
+    "only the attention weights are verified, not masks such as causality nor the rest of the "
+    "model, because the whole model cannot be"
+)
 
 _OWN_PORT = "to verify a port of your own: jax-attn check FILE.py:FUNCTION"
 
@@ -70,6 +73,7 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
     from jax_attn.porting.inspect.config import UnknownHeadsError
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.files.port_folder import read_config
+    from jax_attn.translate import TranslationError
 
     try:
         config = read_config(path)
@@ -83,7 +87,13 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
             return _verify_model(path, config, scope, **options)
         if scope.asks_for_model:
             raise TransferError("verifying the whole model", problems)
-        why = f"{_ONLY_ATTENTION}: {'; '.join(map(str, problems))}"
+        why = "; ".join(map(str, problems))
+        if config is not None and _is_found(path):
+            try:
+                return _verify_translated(path, why, **options)
+            except (TransferError, TranslationError, RuntimeError, MemoryError) as error:
+                why = f"{why}; and it cannot be translated: {error}"
+        why = f"{_ONLY_ATTENTION}: {why}"
         click.echo(why, err=True)
         return _verify_attention(path, config, scope, **options, notes=(why,))
     except UnknownHeadsError as error:
@@ -100,18 +110,33 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
 def _model_problems(path: Path, config: "Config | None", scope: Scope) -> "list[Problem] | None":
     """Return why the whole model cannot be verified, or None if only attention is asked for."""
     from jax_attn.families import model_problems
-    from jax_attn.transfer.files.checkpoint import USUAL
     from jax_attn.transfer.problems import Problem
 
     if scope.attention or (not scope.asks_for_model and (scope.num_heads or scope.num_kv_heads)):
         return None
     if config is None:
         return [Problem("file", str(path), "expected a config.json beside the tensors, got none")]
-    if not path.is_dir() and path.name not in USUAL:
+    if not _is_found(path):
         text = "expected a folder, because transformers does not look for a file of this name"
         return [Problem("file", str(path), text, f"pass {path.parent}")]
     problems = model_problems(config)
     return problems[:-1] + [p if p.hint else p._replace(hint=_OWN_PORT) for p in problems[-1:]]
+
+
+def _is_found(path: Path) -> bool:
+    """Return whether transformers looks for a checkpoint of this name."""
+    from jax_attn.transfer.files.checkpoint import USUAL
+
+    return path.is_dir() or path.name in USUAL
+
+
+def _verify_translated(path: Path, why: str, *, explain: bool, shown: bool) -> Outcome:
+    """Judge the translation of the whole model. why: why `jax_attn.models` does not have it."""
+    from jax_attn.porting.verify.translated import NAME, verify_translated
+
+    click.echo(f"the whole model is translated, and its translation verified: {why}", err=True)
+    result = verify_translated(path, explain=explain)
+    return Outcome([NAME], shown).collect(each for each in [result])
 
 
 def _verify_model(

@@ -4,10 +4,9 @@ The check compares the last hidden states, logits and the gradient of every para
 padded on either side, by lengths, and by a cache.
 """
 
-import contextlib
 import gc
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from jax_attn.transfer import Layout, Problem, TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs
 from jax_attn.transfer.files.port_folder import beside
 from jax_attn.transfer.files.prefixes import unwrapped
+from jax_attn.translate.pretrained import read_by_transformers, transformers_class
 
 LONGEST = 13
 """Tokens in a row, or as many as the model takes if fewer."""
@@ -188,47 +188,16 @@ def _reference(
 
     Raises TransferError for parameters that transformers would draw at random.
     """
-    try:
-        with _quiet():
-            model, loaded = kind.from_pretrained(
-                beside(path),
-                dtype=getattr(torch, dtype),
-                # With ALiBi, let transformers choose: Falcon's eager attention adds the bias twice.
-                attn_implementation=None if has_alibi else "eager",
-                local_files_only=True,
-                output_loading_info=True,
-            )
-    except MemoryError:
-        raise
-    except Exception as error:  # such as huggingface_hub's StrictDataclassError
-        text = f"transformers raises {type(error).__name__}: {error}"
-        problem = Problem("refused", kind.__name__, text)
-        raise TransferError(f"reading {path} by transformers", [problem]) from error
-    missing = sorted(map(str, (*loaded["missing_keys"], *loaded["mismatched_keys"])))
-    if missing:
-        text = "expected a tensor of this name and of the shape that config.json gives; got none"
-        problems = [Problem("missing", key, text) for key in missing]
-        raise TransferError(f"reading {path} by transformers", problems)
+    found = read_by_transformers(
+        beside(path),
+        kind,
+        dtype=getattr(torch, dtype),
+        # With ALiBi, let transformers choose: Falcon's eager attention adds the bias twice.
+        attn_implementation=None if has_alibi else "eager",
+    )
     with load_checkpoint(path) as tensors:
         described, _ = specs(unwrapped(tensors)[0])
-    unexpected = {str(key) for key in loaded["unexpected_keys"]}
-    return model.eval(), {k: s.shape for k, s in described.items() if k in unexpected}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and its loading reports."""
-    from transformers.utils import logging
-
-    had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if had_bars:
-            logging.enable_progress_bar()
+    return found.module, {k: s.shape for k, s in described.items() if k in found.unexpected}
 
 
 def _class_of(config: Config, port: Model) -> Any:
@@ -238,18 +207,14 @@ def _class_of(config: Config, port: Model) -> Any:
     """
     import transformers
 
-    if not (name := architecture(Reading(config))):
-        if port.lm_head is None:
-            return transformers.AutoModel
-        is_causal = port.reads.is_causal
-        return transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForMaskedLM
-    named = getattr(transformers, name, None)
-    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
-    if is_model and not name.endswith("ForMultipleChoice"):
-        return named
-    version = transformers.__version__
-    text = f"expected a model of transformers {version} that reads one text, got {name!r}"
-    raise TransferError("reading the config", [Problem("refused", "architectures", text)])
+    name = architecture(Reading(config))
+    if name.endswith("ForMultipleChoice"):
+        text = f"expected a model that reads one text, got {name!r}"
+        raise TransferError("reading the config", [Problem("refused", "architectures", text)])
+    if name or port.lm_head is None:
+        return transformers_class(config)
+    is_causal = port.reads.is_causal
+    return transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForMaskedLM
 
 
 def _without_heads(

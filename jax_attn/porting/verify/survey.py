@@ -40,6 +40,10 @@ Options = Mapping[str, int | None]
 STATEMENT = "verified our rebuild of the attention weights, not the whole model"
 STATEMENT_OF_PORTS = "verified the attention weights that were written, not the whole model"
 _NO_CONFIG = "there is no config.json, so other features of the model's attention are unknown"
+_NO_MASK = (
+    "the mask of the model, such as causality, is not known from names and was not compared; "
+    "jax-attn translate CHECKPOINT OUT compares a whole model"
+)
 _SHOWN = 8
 
 
@@ -166,7 +170,7 @@ def _layers_by_spelling(
     if not blocks:
         text = f"expected attention, got {len(specs)} tensors that spell none: {_first([*specs])}"
         raise TransferError("finding attention", [Problem("file", str(checkpoint.path), text)])
-    notes = (STATEMENT,) if config else (STATEMENT, _NO_CONFIG)
+    notes = (STATEMENT, _NO_MASK, *([] if config else [_NO_CONFIG]))
     layers: list[Surveyed] = []
     problems: list[Problem] = []
     for block in blocks:

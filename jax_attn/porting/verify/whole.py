@@ -2,13 +2,12 @@
 
 import gc
 import importlib.util
-import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jax_attn.environment import free_memory, install_line
+from jax_attn.environment import install_line
 from jax_attn.families import Config, model_family
 from jax_attn.families.traits import ModelTraits
 from jax_attn.parity.judge.finding import findings
@@ -17,14 +16,12 @@ from jax_attn.parity.run.torch_settings import one_thread
 from jax_attn.porting.verify import cut as cutting
 from jax_attn.porting.verify.layer import unmeasured
 from jax_attn.porting.verify.model_pair import PART, ModelPair
-from jax_attn.transfer import TransferError, load_checkpoint
-from jax_attn.transfer.arrays import specs
+from jax_attn.transfer import TransferError
+from jax_attn.translate.pretrained import expect_memory
 
 DTYPES_OF_MODELS = ("float32", "bfloat16")
 LAYER_PART = 3 * 2**24
 """Like `PART`, for a single layer; smaller, because layers are verified if memory is short."""
-_BYTES, _BYTES_COMPARED = 28, 47
-"""Bytes of memory for each parameter, and further bytes if its gradient is compared at once."""
 
 _WHOLE = "the whole model"
 _ATTENTION = "--attention verifies only the attention, without transformers"
@@ -99,7 +96,7 @@ def _verified(
         doubt = f"transformers is not installed: {install_line('hf')}; {_ATTENTION}"
         return unmeasured(name, dtype, doubts=(doubt,))
     gc.collect()  # the previous check's models are in reference cycles
-    _expect_memory(path, part)
+    expect_memory(path, part)
     pair = ModelPair.of(path, config, dtype)
     result = pair.check(part, explain=explain)
     shape = pair.inputs["tokens"].shape
@@ -120,16 +117,6 @@ def _verified(
 
 def _has_transformers() -> bool:
     return importlib.util.find_spec("transformers") is not None
-
-
-def _expect_memory(path: Path, part: int) -> None:
-    """Raise MemoryError if a check of a file's model would need more memory than is free."""
-    with load_checkpoint(path) as tensors:
-        count, free = sum(math.prod(s.shape) for s in specs(tensors)[0].values()), free_memory()
-    needed = _BYTES * count + _BYTES_COMPARED * min(count, part)
-    if free is not None and needed > free:
-        have = f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-        raise MemoryError(f"this check takes about {have}")
 
 
 def _notes(pair: ModelPair, subject: str, traits: ModelTraits, T: int) -> Iterator[str]:

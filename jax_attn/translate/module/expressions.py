@@ -4,6 +4,7 @@ import ast
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +17,28 @@ from jax_attn.translate.rules.expression import Written, filled, literal, parsed
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.private import is_unbacked
 from jax_attn.translate.tracing.problems import Unsupported
 from jax_attn.translate.tracing.regions import problem_at
 from jax_attn.translate.tracing.source_lines import passed_name
-from jax_attn.translate.tracing.values import is_size, resolved
+from jax_attn.translate.tracing.unsupported import problems_of, unknown_size
+from jax_attn.translate.tracing.values import is_size, resolved, tensors_of
 
 
 def name_of(text: str) -> Written:
     return ast.Name(text, ast.Load())
+
+
+RAISING = ("operator", "random", "data-dependent size", "size")
+"""The kinds of problems that stand at one place of a method, where a partial translation raises."""
+
+
+def _raising(problem: Unsupported, arguments: Mapping[str, Written]) -> Written:
+    """Write a call that raises NotImplementedError with what has no translation, and its line."""
+    line = f"{Path(problem.file).name}:{problem.line}: {problem.text}"
+    place = literal(line if problem.file else problem.reason)
+    given = [ast.keyword(name, each) for name, each in arguments.items()]
+    return ast.Call(name_of("not_translated"), [literal(problem.operator), place], given)
 
 
 def element(node: Node) -> tuple[Node, int]:
@@ -86,8 +101,10 @@ class Expressions(MethodScope):
                 if isinstance(size, torch.SymInt) and self.tree.sizes.written(size) == text:
                     return parsed(f"{name}.shape[{axis}]")
         reason = f"this size is not that of any tensor in `{self.call.path}`"
-        self.tree.problems.append(Unsupported("size", text, reason))
-        return literal(None)
+        problem = Unsupported("size", text, reason)
+        if not is_unbacked(value):  # else the operator that makes it is told
+            self.tree.problems.append(problem)
+        return _raising(problem, {})
 
     def expression(self, value: Node) -> Written:
         """Write what computes a value, out of the values that it reads."""
@@ -111,6 +128,8 @@ class Expressions(MethodScope):
         return made
 
     def _operator(self, node: Node) -> Written | tuple[Written, ...]:
+        if (problem := next(problems_of(node), None) or unknown_size(node)) is not None:
+            return self._missing(node, problem)
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
         arguments = bound(target, node.args, node.kwargs)
@@ -133,7 +152,7 @@ class Expressions(MethodScope):
         except NotImplementedError as refusal:
             problem = problem_at(node, "operator", str(target), str(refusal))
             self.tree.problems.append(problem)
-            return literal(None)
+            return self._missing(node, problem)
         trees = result if isinstance(result, tuple) else (result,)
         read = Counter(
             each.id for tree in trees for each in ast.walk(tree) if isinstance(each, ast.Name)
@@ -146,6 +165,16 @@ class Expressions(MethodScope):
                 operands[name] = self.written(value)
         whole = tuple(with_operands(tree, operands) for tree in trees)
         return whole if isinstance(result, tuple) else whole[0]
+
+    def _missing(self, node: Node, problem: Unsupported) -> Written:
+        """Write a call that raises, with the arguments of an operator that has no translation."""
+        if isinstance(node.target, torch._ops.OpOverload):
+            default = bound(node.target, (), {})
+            given = bound(node.target, node.args, node.kwargs)
+            arguments = {k: v for k, v in given.items() if k not in default or v != default[k]}
+        else:  # functions are among its arguments
+            arguments = {each.name: each for each in tensors_of(node.args)}
+        return _raising(problem, {name: self.written(each) for name, each in arguments.items()})
 
     def called(self, item: ModuleCall) -> Written:
         """Write a call of a module."""

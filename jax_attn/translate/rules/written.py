@@ -11,6 +11,7 @@ from jax_attn.translate.rules.functions import (
     fourier,
     indexing,
     losses,
+    missing,
     pools,
     recurrent,
     resizing,
@@ -19,7 +20,17 @@ from jax_attn.translate.rules.functions import (
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
-    for module in (arithmetic, fourier, indexing, losses, pools, recurrent, resizing, state)
+    for module in (
+        arithmetic,
+        fourier,
+        indexing,
+        losses,
+        missing,
+        pools,
+        recurrent,
+        resizing,
+        state,
+    )
     for name, function in vars(module).items()
     if callable(function) and getattr(function, "__module__", None) == module.__name__
 }

@@ -15,7 +15,12 @@ from jax_attn.translate.tracing.frames import reference_frames
 from jax_attn.translate.tracing.marks import Marks, bound, marked
 from jax_attn.translate.tracing.private import seeing_all
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
-from jax_attn.translate.tracing.refusals import cache_problems, refusal, silence
+from jax_attn.translate.tracing.refusals import (
+    cache_problems,
+    name_problems,
+    refusal,
+    silence,
+)
 from jax_attn.translate.tracing.regions import inline_regions
 from jax_attn.translate.tracing.sizes import Dynamic, shapes_of, size_problems
 
@@ -86,6 +91,7 @@ def exported(
     except TypeError as error:
         raise TranslationError([Unsupported("input", "inputs", str(error))]) from error
     problems = cache_problems(arguments) + size_problems(arguments, dynamic)
+    problems += name_problems(reference)
     if problems:
         raise TranslationError(problems)
     start = time.perf_counter()

@@ -117,6 +117,12 @@ def unbacked(node: Node) -> bool:
     return bool(node.meta.get("unbacked_bindings"))
 
 
+def is_unbacked(value: Any) -> bool:
+    """Return whether a size of a value of the graph depends on the values of a tensor."""
+    is_known = isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, list, tuple))
+    return is_known and bool(symbolic_shapes.free_unbacked_symbols(value))
+
+
 def drafted(program: ExportedProgram) -> list[tuple[str, str, list[tuple[str, int]]]]:
     """Return what a draft of an export went past: the kind, what of, and the files and lines."""
     report: Any = program._report  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """What torch.export refuses, in plain words, with the line of the reference's source."""
 
+import keyword
 import linecache
 import logging
 import os
@@ -48,6 +49,16 @@ def cache_problems(arguments: Mapping[str, Any]) -> list[Unsupported]:
         for key, tree in arguments.items()
         for name, leaf in named_leaves(key, tree)
         if any(base.__name__.endswith("Cache") for base in type(leaf).__mro__)
+    ]
+
+
+def name_problems(reference: torch.nn.Module) -> list[Unsupported]:
+    """Refuse tensors whose names contain a word of Python, of which torch.fx writes no code."""
+    names = [name for name, _ in (*reference.named_parameters(), *reference.named_buffers())]
+    return [
+        Unsupported("module", name, "torch.fx cannot read a name with a word of Python; rename it")
+        for name in names
+        if any(map(keyword.iskeyword, name.split(".")))
     ]
 
 

@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from jax_attn.translate.rules.rule import bound
 from jax_attn.translate.rules.table import RULES
-from jax_attn.translate.tracing.private import unbacked
+from jax_attn.translate.tracing.private import is_unbacked, unbacked
 from jax_attn.translate.tracing.problems import Unsupported
 from jax_attn.translate.tracing.regions import problem_at
 from jax_attn.translate.tracing.traced import TracedModule
@@ -25,12 +25,13 @@ def unsupported(traced: TracedModule, rules: Container[str] = RULES) -> list[Uns
     problems = [*traced.problems]
     for node in traced.program.graph.nodes:
         if node.op == "call_function":
-            problems += _of(node, rules)
+            problems += problems_of(node, rules)
     problems += _buffers(traced)
     return list(dict.fromkeys(problems))
 
 
-def _of(node: Node, rules: Container[str]) -> Iterator[Unsupported]:
+def problems_of(node: Node, rules: Container[str] = RULES) -> Iterator[Unsupported]:
+    """Yield what keeps one operator from being translated."""
     name = str(node.target)
     if unbacked(node):
         reason = "the size of its result depends on the values of a tensor"
@@ -44,6 +45,15 @@ def _of(node: Node, rules: Container[str]) -> Iterator[Unsupported]:
             yield problem_at(node, "operator", name, "no rule for this operator")
     elif isinstance(node.target, torch._ops.HigherOrderOperator):
         yield problem_at(node, "operator", name, "no rule for an operator that runs functions")
+
+
+def unknown_size(node: Node) -> Unsupported | None:
+    """Return what keeps an operator from being translated if it reads what depends on values."""
+    values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
+    if not any(map(is_unbacked, values)):
+        return None
+    reason = "a size of what it reads depends on the values of a tensor"
+    return problem_at(node, "data-dependent size", str(node.target), reason)
 
 
 def _is_random(node: Node) -> bool:

@@ -74,10 +74,13 @@ def is_size(node: Node) -> bool:
 
 
 def tensors_of(value: Any) -> list[Node]:
-    """Return the tensors in an argument or a tree of these, without operators that do nothing."""
+    """Return the tensors in an argument or a tree of these, without operators that do nothing.
+
+    A function in the graph, which `torch.cond` runs, is no tensor.
+    """
     found: list[Node] = []
     torch.fx.node.map_arg(value, lambda node: found.append(node))
-    return [resolved(node) for node in found if not is_size(node)]
+    return [resolved(node) for node in found if not is_size(node) and node.op != "get_attr"]
 
 
 def operands(node: Node) -> list[Node]:

@@ -12,6 +12,7 @@ from helpers.transfer.torch_checkpoints import FAIL, INCONCLUSIVE, PASS, USAGE, 
 from jax_attn.environment import install_line
 from jax_attn.porting.verify import whole
 from jax_attn.transfer import load_checkpoint, save_checkpoint
+from jax_attn.translate import pretrained
 
 ENVIRONMENT = 3
 
@@ -76,7 +77,7 @@ def test_without_transformers_nothing_is_claimed(small, monkeypatch):
 
 
 def test_more_than_memory_holds_is_refused_before_the_check(small, monkeypatch):
-    monkeypatch.setattr(whole, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(pretrained, "free_memory", lambda: 2**20)
     done = verify(small("gpt2").folder)
     assert done.exit_code == ENVIRONMENT
     assert "GiB are free" in done.output

@@ -66,8 +66,8 @@ def command(
 
     FUNCTION, in a file or as package.module:FUNCTION, needs no arguments. It returns (torch
     module, inputs), or a parity.Pair whose port is None. The inputs are NumPy arrays, a tuple or a
-    dict. CHECKPOINT is a folder with a config.json, as transformers, diffusers and timm write it;
-    its inputs are made. OUT is a folder that does not exist yet. It receives model.py, which
+    dict. CHECKPOINT is a folder with a config.json, as transformers and diffusers write it; its
+    inputs are made. OUT is a folder that does not exist yet. It receives model.py, which
     imports jax and flax alone, weights.safetensors, README.md and the report of the check.
 
     The verdict compares outputs and every gradient with the reference in float64, eager and

@@ -1,4 +1,4 @@
-"""Read a model from a folder by the library that wrote it: transformers, diffusers or timm.
+"""Read a model from a folder by the library that wrote it: transformers or diffusers.
 
 The class is the one that the folder's config names. Weights are read strictly: a parameter that the
 folder lacks is an error, and a tensor that the model does not have is told. Nothing is downloaded,
@@ -81,7 +81,7 @@ def _config(folder: Path) -> Config:
     if config is None:
         text = "expected a config.json that names the model's class, got none"
         raise TransferError(f"reading {folder}", [Problem("file", str(folder), text, MAKE_IT)])
-    if problems := [*unusable(config), *_foreign_code(config)]:
+    if problems := [*_unread(config)]:
         raise TransferError(f"reading {folder}", problems)
     return config
 
@@ -112,7 +112,18 @@ _BYTES, _BYTES_COMPARED = 28, 47
 _PIPELINE = "model_index.json"
 
 
-def _foreign_code(config: Config) -> Iterator[Problem]:
+_OF_TIMM = (
+    "write FILE.py with a function that returns (timm.create_model('local-dir:FOLDER', "
+    "pretrained=True), inputs), and run jax-attn translate FILE.py:FUNCTION OUT"
+)
+
+
+def _unread(config: Config) -> Iterator[Problem]:
+    if "architecture" in config:
+        text = "expected a folder of transformers or diffusers, got one of timm"
+        yield Problem("refused", "architecture", text, _OF_TIMM)
+    if "_class_name" not in config:  # the fields of transformers' configs
+        yield from unusable(config)
     if config.get("auto_map"):
         text = "the model's class is Python code beside the weights, which is not run"
         yield Problem("refused", "auto_map", text, MAKE_IT)
@@ -239,18 +250,10 @@ def _by_diffusers(folder: Path, config: Config) -> Pretrained:
     return _complete(model, loaded, folder)
 
 
-def _by_timm(folder: Path, config: Config) -> Pretrained:
-    timm = importlib.import_module("timm")
-    with _refused_by("timm", folder, str(config["architecture"])):
-        model = timm.create_model(f"local-dir:{folder}", pretrained=True)  # strict
-    return Pretrained(model.float().eval(), ())
-
-
 _LIBRARIES: tuple[
     tuple[str, Callable[[Config], bool], Callable[[Path, Config], Pretrained]], ...
 ] = (
     ("diffusers", lambda config: "_class_name" in config, _by_diffusers),
-    ("timm", lambda config: "architecture" in config, _by_timm),
     ("transformers", lambda config: True, _by_transformers),
 )
 """Libraries, how their configs are told apart, and how they read a folder; the first counts."""

@@ -101,7 +101,7 @@ REFUSED = {
     "quantized": ({"quantization_config": {"bits": 4}}, (), None, "quantization_config"),
     "no such part": ({}, (), "text", "part"),
     "diffusers, not installed": ({"_class_name": "UNet2DModel"}, (), None, "changed"),
-    "timm, not installed": ({"architecture": "vit_tiny"}, (), None, "changed"),
+    "a folder of timm": ({"architecture": "vit_tiny"}, (), None, "architecture"),
 }
 
 

@@ -6,6 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+import transformers as hf
 
 from helpers.families.whole_models import SmallModel
 from helpers.transfer.torch_checkpoints import FAIL, INCONCLUSIVE, PASS, USAGE, said, verify
@@ -203,7 +205,8 @@ def test_what_short_rows_do_not_exercise_is_said(beyond, small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--num-heads", "4")])
-def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path):
+def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "free_memory", lambda: 0)  # too little to translate it
     change = {"unheard_of": True} if not options else {}
     folder = changed(small("gpt2"), tmp_path, **change)
     done = verify(folder, *options, "--json")
@@ -211,7 +214,21 @@ def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path)
     cases = json.loads(done.stdout)["cases"]
     assert [case["name"] for case in cases] == [f"transformer.h.{i}.attn" for i in range(2)]
     for text in (done.stderr, str(cases[0]["notes"])):
-        assert ("unheard_of" in text) == (not options)
+        for word in ("unheard_of", "causality", "GiB are free"):
+            assert (word in text) == (not options)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_ours_is_translated_and_verified_whole(tmp_path):
+    config = hf.T5Config(d_model=12, d_kv=5, d_ff=14, num_layers=1, num_heads=2, vocab_size=29)
+    config.relative_attention_num_buckets, config.relative_attention_max_distance = 6, 7
+    torch.manual_seed(0)
+    hf.T5EncoderModel(config).save_pretrained(tmp_path)
+    done = verify(tmp_path, "--json")
+    assert done.exit_code == PASS, done.output
+    (case,) = json.loads(done.stdout)["cases"]
+    assert case["name"] == "translation, float32"
+    assert any("T5EncoderModel" in note for note in said(case, "about-checkpoint"))
 
 
 def test_but_not_if_the_model_is_asked_for(small, tmp_path):

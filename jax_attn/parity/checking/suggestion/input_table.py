@@ -172,6 +172,8 @@ _CHOICES: tuple[tuple[str, Callable[[str, ReferenceSizes], list[Choice]]], ...] 
     ("(attn_|attention_|position_|score_)?bias", _floats("BNTS", "NTS", "TS")),
     ("bool_masked_pos", lambda *_: [Choice(("B", "P"), lambda g, s: g.random(s) < 0.3)]),
     ("pixel_values|images?|img", _floats("BCYX")),
+    ("sample", _tokens),
+    ("timesteps?", lambda *_: [Choice(("B",), _below(1000))]),
     ("input_features", _signal),
     ("input_values|waveforms?|audio", _floats("BE", "BTF")),
     (r"keys?|values?|[kv]|(x_)?kv|context|memory|encoder_(hidden_states?|out(puts?)?)", _memory),

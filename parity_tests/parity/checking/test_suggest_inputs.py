@@ -350,6 +350,24 @@ def test_a_waveform_has_the_samples_of_several_tokens_and_its_mask_as_many():
     assert parity.suggest_inputs(module, given=given)["attention_mask"].shape == (3, 151)
 
 
+class Denoiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 5, 3, padding=1)
+
+    def forward(self, sample, timestep):
+        return self.conv(sample) * (1 + timestep)[:, None, None, None].sqrt()
+
+
+def test_a_sample_has_the_channels_of_the_first_convolution_and_each_row_its_step():
+    inputs = parity.suggest_inputs(Denoiser())
+    B = len(inputs["sample"])
+    assert inputs["sample"].shape[1] == 4
+    assert inputs["timestep"].shape == (B,)
+    assert len({*inputs["timestep"]}) == B
+    assert 0 <= inputs["timestep"].min() <= inputs["timestep"].max() < 1000
+
+
 def test_floats_have_the_dtype_that_is_asked_for():
     module = nn.MultiheadAttention(D, N, batch_first=True, dtype=torch.bfloat16).eval()
     inputs = parity.suggest_inputs(module, dtype="bfloat16")

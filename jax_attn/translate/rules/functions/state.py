@@ -42,7 +42,7 @@ class BatchNorm(nnx.Module):
             variance=jnp.expand_dims(variance, axes),
             epsilon=self.eps,
         )
-        return x * jnp.expand_dims(self.weight, axes) + jnp.expand_dims(self.bias, axes)
+        return x * jnp.expand_dims(self.weight[...], axes) + jnp.expand_dims(self.bias[...], axes)
 
     def _keep(self, running: Buffer, value: Array) -> None:
         value = jax.lax.stop_gradient(value)

@@ -162,7 +162,6 @@ def drawn():
         ("one_hot.default", (whole(5, 2),)),
         ("index.Tensor", (real(5, 7), [real(5) > 0])),
         ("nonzero.default", (real(5),)),
-        ("nonzero_static.default", (real(),)),
         ("masked_select.default", (real(5), real(5) > 0)),
         ("bincount.default", (whole(5, 9),)),
         ("_unique2.default", (whole(5, 9),)),
@@ -251,3 +250,8 @@ MISTAKES = [
 @table(READS, WRITES, SORTS, drawn(), MISTAKES)
 def test_values_gradients_and_dtypes_are_those_of_torch(row):
     row.check()
+
+
+def test_indices_of_a_tensor_without_axes_are_refused():
+    with pytest.raises(NotImplementedError):
+        written("nonzero_static.default", real(), size=1)

@@ -118,8 +118,3 @@ def _name(row: Row) -> str:
 def written(name: str, *args: Any, **kwargs: Any) -> str:
     """Return what the rule writes for a call, with its tensors as x0, x1, ..."""
     return text_of(row(name, *args, **kwargs).call)
-
-
-def check(name: str, *args: Any, **kwargs: Any) -> None:
-    """Compare one call."""
-    row(name, *args, **kwargs).check()

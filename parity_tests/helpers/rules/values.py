@@ -91,7 +91,8 @@ def _run_in_torch(call: Call, constants: set[int]) -> _InTorch:
     args = [mapped(each, widened) for each in call.args]
     kwargs = {key: mapped(each, widened) for key, each in call.kwargs.items()}
     out = operator(call.name)(*args, **kwargs)
-    ours = _InTorch((args, kwargs, out), tensors([*args, *kwargs.values()]), tensors(out))
+    inputs = tensors(list(bound(operator(call.name), args, kwargs).values()))
+    ours = _InTorch((args, kwargs, out), inputs, tensors(out))
     generator = torch.Generator().manual_seed(7)
     for place, each in enumerate(ours.outputs[: call.outputs]):
         # What torch cuts off, as `detach`, gets a cotangent from JAX alone.

@@ -14,7 +14,7 @@ from jax_attn.translate.module.merging import (
     Branch,
     Condition,
     InseparableError,
-    Line,
+    MergedLine,
     Merger,
     Part,
     size,
@@ -200,6 +200,26 @@ class TwoWays(nn.Module):
         return self.part(x) + self.part(x, x * 2)
 
 
+class OfKinds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.near = nn.Linear(6, 6)
+        self.far = nn.Linear(6, 6)
+
+    def forward(self, x, kind="near"):
+        x = torch.tanh(x)
+        return getattr(self, kind)(x)
+
+
+class Kinds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = OfKinds()
+
+    def forward(self, x):
+        return self.part(x) * self.part(x, "far")
+
+
 class Keeps(nn.Module):
     """Layers that all get the first one's input too, and a list of which not all are one loop."""
 
@@ -249,6 +269,9 @@ ROWS = {
         Convolutions, (IMAGES,), 3, ("if self.order == 'first':", "strides=(strides, strides)")
     ),
     "a module called in two ways": Row(TwoWays, (X,), 2, ("if y is not None:",)),
+    "a kind of layer passed by name": Row(
+        Kinds, (X,), 2, ("if kind == 'near':", "self.part(x, 'far')")
+    ),
     "a part of a list": Row(Keeps, (X,), 2, ("for layer in self.layers[2:]:",)),
 }
 
@@ -284,7 +307,7 @@ def _run(parts: list[Part], use: int) -> list[str]:
     """Return what a merged body does for one use."""
     found: list[str] = []
     for part in parts:
-        if isinstance(part, Line):
+        if isinstance(part, MergedLine):
             found.append(ast.unparse(part.statements[use]))
         else:
             found += _run(part.then if use in part.condition.holds else part.other, use)
@@ -315,7 +338,7 @@ def test_a_merged_body_does_for_each_use_what_its_own_does():
     for use, text in BODIES.items():
         assert _run(parts, use) == text.splitlines()
     # The first statement is one, with a number that differs.
-    assert isinstance(parts[0], Line)
+    assert isinstance(parts[0], MergedLine)
     assert set(parts[0].statements) == set(BODIES)
     assert size(parts) < sum(map(len, bodies.values()))
 

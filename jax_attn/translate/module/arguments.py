@@ -8,7 +8,7 @@ from torch import nn
 
 from jax_attn.translate.module.constants import constants, replaced
 from jax_attn.translate.module.constructors import parameter_names
-from jax_attn.translate.module.merging import Line
+from jax_attn.translate.module.merging import MergedLine
 from jax_attn.translate.rules.expression import Written, literal, parsed
 
 # Numbers that say what they mean.
@@ -51,7 +51,7 @@ class Arguments:
                 return self.add(name, values)
         return self.add(attribute_of(self.modules, values) or hint, values)
 
-    def body(self, line: Line) -> ast.stmt:
+    def body(self, line: MergedLine) -> ast.stmt:
         """Write a statement of the method, with what differs read from `self`."""
         found: dict[int, Written] = {}
         for node, values in self._constants(line):
@@ -68,7 +68,7 @@ class Arguments:
             found[id(node)] = parsed(f"self.{name}")
         return replaced(_first(line), found)
 
-    def init(self, line: Line) -> ast.stmt:
+    def init(self, line: MergedLine) -> ast.stmt:
         """Write a statement of `__init__`, with what differs given as arguments."""
         hints = _hints(_first(line))
         found: dict[int, Written] = {}
@@ -78,7 +78,7 @@ class Arguments:
                 found[id(node)] = ast.Name(name, ast.Load())
         return replaced(_first(line), found)
 
-    def _constants(self, line: Line) -> list[tuple[ast.Constant, dict[str, Any]]]:
+    def _constants(self, line: MergedLine) -> list[tuple[ast.Constant, dict[str, Any]]]:
         """Return each constant of a line, with its value in each instance."""
         found: list[tuple[ast.Constant, dict[str, Any]]] = []
         for nodes in zip(*map(constants, line.statements.values()), strict=True):
@@ -92,7 +92,7 @@ class Arguments:
         return found
 
 
-def _first(line: Line) -> ast.stmt:
+def _first(line: MergedLine) -> ast.stmt:
     return next(iter(line.statements.values()))
 
 
@@ -118,7 +118,7 @@ def attribute_of(modules: Mapping[str, nn.Module], values: Mapping[str, Any]) ->
     return None
 
 
-def _size_name(line: Line) -> str:
+def _size_name(line: MergedLine) -> str:
     """Name a number by the variable that it helps to compute."""
     statement = _first(line)
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None

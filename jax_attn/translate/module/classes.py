@@ -15,6 +15,7 @@ from jax_attn.translate.module.differences import (
     Flag,
     Use,
     argument_conditions,
+    choice_conditions,
     first_name,
     flags,
     identities,
@@ -24,7 +25,7 @@ from jax_attn.translate.module.members import Members
 from jax_attn.translate.module.merging import (
     Condition,
     InseparableError,
-    Line,
+    MergedLine,
     Merger,
     Part,
     conditions,
@@ -148,7 +149,7 @@ class Classes:
             made = self._taken([_Writing(kind, self.places, uses[:1], {0: bodies[0]}, inits)])
             self.class_of |= dict.fromkeys(paths, made[0])
             return made
-        shared = sum(isinstance(part, Line) for part in parts)
+        shared = sum(isinstance(part, MergedLine) for part in parts)
         shortest = min(map(len, bodies.values()))
         if size(parts) > _LONGEST_UNLIKE and 2 * shared < shortest:
             halves = sorted(writing.merger.halves(), key=len, reverse=True)
@@ -220,6 +221,7 @@ class _Writing:
             self.conditions.add(flag, (4,))
         known = [
             *self.conditions.known,
+            *choice_conditions(uses, places.choices),
             *argument_conditions(uses, list(self.signature)),
             *member_conditions(uses, inits),
         ]
@@ -230,7 +232,8 @@ class _Writing:
         if not calls:
             return {}
         return {
-            name: not calls[0].path or all(name in call.given for call in calls)
+            name: not calls[0].path
+            or all(name in call.given or name in places.choices(call) for call in calls)
             for name in places.signature(calls[0])
         }
 

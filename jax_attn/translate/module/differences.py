@@ -3,7 +3,7 @@
 import ast
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,30 @@ def argument_conditions(uses: Sequence[Use], signature: Sequence[str]) -> list[C
             text, negation = f"{name} is not None", f"{name} is None"
             found.append(Condition(given, text, negation, (1, 0), name))
     return found
+
+
+def choice_conditions(
+    uses: Sequence[Use], choices: Callable[[ModuleCall], Mapping[str, Any]]
+) -> list[Condition]:
+    """Return what calls of one module pass that is no tensor, one condition a value."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for index, use in enumerate(uses):
+        for name, value in (choices(use.call) if use.call else {}).items():
+            found.setdefault((name, repr(value)), set()).add(index)
+    return [
+        Condition(
+            frozenset(holds),
+            f"{name} {'is' if value in _ALONE else '=='} {value}",
+            f"{name} {'is not' if value in _ALONE else '!='} {value}",
+            (0, 0),
+            name,
+        )
+        for (name, value), holds in found.items()
+        if len(holds) < len(uses)
+    ]
+
+
+_ALONE = ("None", "True", "False")
 
 
 def member_conditions(

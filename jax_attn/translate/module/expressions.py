@@ -197,6 +197,7 @@ class Expressions(MethodScope):
         found = leaf(item.module)
         if found is not None:
             return filled(found.called, {"module": module, "x": next(iter(given.values()))})
+        given |= {name: literal(value) for name, value in self.tree.choices(item).items()}
         positional: list[Written] = []
         keywords: list[ast.keyword] = []
         skipped = False

@@ -9,7 +9,7 @@ from jax_attn.translate.tracing.calls import ModuleCall
 
 
 @dataclass(frozen=True)
-class Run:
+class Loop:
     """Calls that are one loop.
 
     Attributes:
@@ -22,7 +22,7 @@ class Run:
     carried: dict[str, int]
 
 
-def run_from(scope: MethodScope, place: int) -> Run | None:
+def run_from(scope: MethodScope, place: int) -> Loop | None:
     """Return the longest loop that starts with an item."""
     first = scope.items[place]
     if not isinstance(first, ModuleCall):
@@ -37,13 +37,14 @@ def run_from(scope: MethodScope, place: int) -> Run | None:
             not isinstance(item, ModuleCall)
             or item.path != f"{parent}.{int(index) + len(calls)}"
             or type(item.module) is not type(first.module)
+            or scope.tree.choices(item) != scope.tree.choices(first)
         ):
             break
         calls.append(item)
     while len(calls) > 1:
         carried = _carried(scope, calls)
         if carried and _is_closed(scope, calls, carried):
-            return Run(calls, carried)
+            return Loop(calls, carried)
         calls.pop()
     return None
 

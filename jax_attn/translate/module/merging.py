@@ -31,7 +31,7 @@ class Condition:
 
 
 @dataclass
-class Line:
+class MergedLine:
     """One statement, as each of its uses has it; they differ in constants."""
 
     statements: dict[int, ast.stmt]
@@ -46,7 +46,7 @@ class Branch:
     other: "list[Part]"
 
 
-Part = Line | Branch
+Part = MergedLine | Branch
 # The range of a body's statements, by the group of uses that have this body.
 _Spans = dict[int, tuple[int, int]]
 
@@ -58,11 +58,11 @@ def size(parts: Sequence[Part]) -> int:
     )
 
 
-def lines(parts: Sequence[Part]) -> list[Line]:
+def lines(parts: Sequence[Part]) -> list[MergedLine]:
     """Return the lines of a merged body, in order."""
-    found: list[Line] = []
+    found: list[MergedLine] = []
     for part in parts:
-        found += [part] if isinstance(part, Line) else [*lines(part.then), *lines(part.other)]
+        found += [part] if isinstance(part, MergedLine) else [*lines(part.then), *lines(part.other)]
     return found
 
 
@@ -164,8 +164,8 @@ class Merger:
     def _text(self, group: int, span: tuple[int, int]) -> tuple[str, ...]:
         return self.texts[group][slice(*span)]
 
-    def _line(self, places: Mapping[int, int]) -> Line:
-        return Line(
+    def _line(self, places: Mapping[int, int]) -> MergedLine:
+        return MergedLine(
             {
                 use: self.bodies[use][place]
                 for group, place in places.items()

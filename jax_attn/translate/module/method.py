@@ -8,7 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from jax_attn.translate.module.expressions import Expressions, element, name_of
-from jax_attn.translate.module.loops import Run, run_from
+from jax_attn.translate.module.loops import Loop, run_from
 from jax_attn.translate.module.scope import TAKEN, MethodContext
 from jax_attn.translate.module.tidy import tidied, without_unread
 from jax_attn.translate.rules.expression import Written, literal
@@ -107,7 +107,7 @@ class Writer(Expressions):
             self.names[value], self.held[name] = name, value
         return name
 
-    def _loop(self, run: Run, place: int) -> None:
+    def _loop(self, run: Loop, place: int) -> None:
         """Write calls of the modules of a list as one loop."""
         first, last = run.calls[0], run.calls[-1]
         names: dict[str, str] = {}

@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.fx import Node
 
 from jax_attn.translate.module.arrays import array_text, regular
+from jax_attn.translate.module.choices import choice, choices
 from jax_attn.translate.module.leaves import KnownLayer, leaf
 from jax_attn.translate.module.returns import outputs, position, returned_places
 from jax_attn.translate.module.scope import MethodContext
@@ -43,10 +45,12 @@ class FilePlaces:
             for calls in (list(chain.from_iterable(self.calls.values())),)
             for kind in {type(call.module) for call in calls}
         }
+        self.choices_of = choices(self.calls)
         self.tree = MethodContext(
             sizes=traced.sizes,
             state=traced.state,
             signatures=self.signature,
+            choices=self.choices,
             outputs=self.outputs,
             position=self.position,
             is_inlined=self.is_inlined,
@@ -86,7 +90,7 @@ class FilePlaces:
     def signature(self, call: ModuleCall) -> list[str]:
         """Return the arguments of the class of a call: all that its instances are given."""
         kind = type(call.module)
-        names: dict[str, None] = {}
+        names: dict[str, None] = dict.fromkeys(self.choices(call))
         for calls in self.calls.values():
             for each in calls:
                 if type(each.module) is kind:
@@ -107,6 +111,10 @@ class FilePlaces:
             return (order.index(base), index) if base in order else (len(order), name)
 
         return sorted(names, key=place)
+
+    def choices(self, call: ModuleCall) -> dict[str, Any]:
+        """Return what a call passes that is no tensor and tells calls of one module apart."""
+        return {name: choice(call, name) for name in self.choices_of.get(type(call.module), ())}
 
     def outputs(self, call: ModuleCall) -> list[Node | None]:
         """Return the values that a call returns: in each place that a call of its class does."""

@@ -30,6 +30,7 @@ class MethodContext:
       sizes: names of the sizes that vary.
       state: the name of each parameter, buffer and constant.
       signatures: the arguments of a call whose module is a class of the file, in order.
+      choices: what a call passes that is no tensor and tells calls of one module apart, by name.
       is_inlined: whether a call is written where it stands.
       outputs: the values that a call returns, None in the places of other calls of its class.
       position: which element of what torch's forward returns an output of a call is.
@@ -41,6 +42,7 @@ class MethodContext:
     sizes: NamedSizes
     state: Mapping[Node, str]
     signatures: Callable[[ModuleCall], Sequence[str]]
+    choices: Callable[[ModuleCall], Mapping[str, Any]]
     is_inlined: Callable[[ModuleCall], bool]
     outputs: Callable[[ModuleCall], list[Node | None]]
     position: Callable[[ModuleCall, int], int | None]

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Callable, Sequence
 
-from jax_attn.translate.module.merging import Branch, Line, Part
+from jax_attn.translate.module.merging import Branch, MergedLine, Part
 from jax_attn.translate.rules.expression import parsed
 
 
@@ -23,7 +23,7 @@ def joined(parts: Sequence[Part]) -> list[Part]:
     return found
 
 
-def statements(parts: Sequence[Part], line: Callable[[Line], ast.stmt]) -> list[ast.stmt]:
+def statements(parts: Sequence[Part], line: Callable[[MergedLine], ast.stmt]) -> list[ast.stmt]:
     """Write a merged body.
 
     Args:
@@ -41,8 +41,8 @@ def statements(parts: Sequence[Part], line: Callable[[Line], ast.stmt]) -> list[
     return found
 
 
-def _statement(part: Part, line: Callable[[Line], ast.stmt]) -> ast.stmt:
-    if isinstance(part, Line):
+def _statement(part: Part, line: Callable[[MergedLine], ast.stmt]) -> ast.stmt:
+    if isinstance(part, MergedLine):
         return line(part)
     then, other = statements(part.then, line), statements(part.other, line)
     if _is_one_value(then, other):

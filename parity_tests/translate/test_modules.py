@@ -111,6 +111,30 @@ def lowest_bits(self, x):
     return lowest * self.a(x)
 
 
+class Scaler(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.mean(1, keepdim=True)
+        x = torch.tanh(x - mean) * 2 + x
+        x = torch.relu(x) - mean * x
+        return x * x + mean, mean
+
+
+class Holds(nn.Module):
+    """Is so short that it is written where it is called, and has a child that is a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = Scaler()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.scaler(x)
+
+
+def scaled(self, x):
+    scaled, mean = self.part(x)
+    return self.a(scaled) + mean
+
+
 def names_of_the_file(self, x):
     jnp = self.a(x)
     nnx = jnp * 2
@@ -166,6 +190,7 @@ ROWS = {
     "without a gradient": Row(lambda: body(without_gradient)),
     "a scalar": Row(lambda: body(lambda self, x: (self.a(x) ** 2).mean())),
     "residuals": Row(lambda: body(residuals)),
+    "a module that only holds another": Row(lambda: body(scaled, part=Holds())),
     "a conjunction with True": Row(lambda: body(lowest_bits)),
     "names that the file uses": Row(lambda: body(names_of_the_file)),
     "an LSTM with its states": Row(lambda: body(states, part=nn.LSTM(5, 5, batch_first=True))),

@@ -127,14 +127,14 @@ class FilePlaces:
         return position(call, place, self.returns.get(type(call.module)))
 
     def holders(self) -> list[str]:
-        """Return the modules that are never called, whose tensors others read."""
+        """Return the modules without a method, which only hold tensors or modules of others."""
         return [
             path
-            for path in sorted(self.read)
+            for path, module in sorted(self.modules.items())
             if path not in self.calls
-            and path in self.modules
-            and leaf(self.modules[path]) is None
-            and not isinstance(self.modules[path], CONTAINERS)
+            and self.is_present(path)
+            and leaf(module) is None
+            and not isinstance(module, CONTAINERS)
         ]
 
     # -- where things are

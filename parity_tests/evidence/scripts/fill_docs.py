@@ -42,6 +42,7 @@ REFERENCE = "docs/reference"
 PAGES = (
     "README.md",
     *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs", "json")),
+    "docs/guides/translated-models.md",
 )
 SHOWN = (
     "weights_mha-float32-causal",

@@ -187,6 +187,50 @@ def sharding(profile: dict) -> str:
     )
 
 
+def translated_models(profile: dict) -> str:
+    """Which models of transformers were translated, at which level of evidence, and what fails."""
+    found = [dict(zip(profile["columns"], row, strict=True)) for row in profile["rows"]]
+    machine = f"{by('translated_models', profile)}, transformers {profile['transformers']}"
+    counts = Counter((row["level"], row["outcome"]) for row in found)
+    said = {"proof": "proof", "forward": "outputs only"}
+    parts = [
+        f"{machine}, {profile['date']}. transformers has {profile['types']} model types; "
+        f"{profile['tried']} were tried, {profile['built']} of them could be built small and run "
+        f"in torch, and {len(found)} were translated or refused:",
+        table(
+            ("level of evidence", "outcome", "types"),
+            [(said[level], outcome, n) for (level, outcome), n in sorted(counts.items())],
+        ),
+    ]
+    rows = []
+    for row in found:
+        if row["outcome"] not in ("PASS", "equal"):
+            continue
+        is_proof = row["level"] == "proof"
+        figure = f"{row['fraction']:.2f}" if is_proof else f"{row['error']:.1e}"
+        times = (f"{row[name]:.1f}" for name in ("export_seconds", "our_seconds"))
+        sizes = ", ".join(row["varying"]) or "none"
+        size = (f"{row['parameters']:,}", row["modules"], row["lines"])
+        level = f"proof: {row['outcome']}" if is_proof else "outputs only"
+        rows.append((f"`{row['type']}`", level, figure, *size, sizes, *times))
+    head = ("type", "evidence", "error", "parameters", "modules", "lines", "sizes that vary")
+    parts.append(table((*head, "s, torch.export", "s, the rest"), rows))
+    failed = [
+        (f"`{row['type']}`", said[row["level"]], row["outcome"], _one_line(row["reason"] or ""))
+        for row in found
+        if row["outcome"] not in ("PASS", "equal")
+    ]
+    parts += ["What does not pass:", table(("type", "level", "outcome", "reason"), failed)]
+    fixed = [(f"`{r['type']}`", _one_line(r["fixed_because"])) for r in found if r["fixed_because"]]
+    parts += ["Where a size could not vary:", table(("type", "reason"), fixed)]
+    return "\n\n".join(parts)
+
+
+def _one_line(reason: str) -> str:
+    """Return a reason as it stands in a cell of a table."""
+    return "`" + " ".join(reason.replace("|", "/").replace("`", "'").split())[:160] + "`"
+
+
 PROFILES = (
     files,
     check_cost,
@@ -197,4 +241,5 @@ PROFILES = (
     power,
     calibration,
     sharding,
+    translated_models,
 )

@@ -143,6 +143,11 @@ def positive(dim: int, rank: int) -> int:
     return dim % max(rank, 1)
 
 
+def both(name: str, rule: Rule, *overloads: str) -> dict[str, Rule]:
+    """Name a rule by an operator's overloads, those of a tensor and of a number unless given."""
+    return {f"aten.{name}.{overload}": rule for overload in overloads or ("Tensor", "Scalar")}
+
+
 def copying_too(views: dict[str, Rule]) -> dict[str, Rule]:
     """Name the rules of operators that give a view, and of their forms that give a copy."""
     copies = {name.replace(".", "_copy.", 1): rule for name, rule in views.items()}

@@ -6,11 +6,11 @@ from jax_attn.translate.rules.calls import call
 from jax_attn.translate.rules.operands import (
     as_dtype,
     binary,
+    both,
     in_float32,
     in_floats,
     promoted,
     replaced,
-    torch_dtype,
 )
 from jax_attn.translate.rules.rule import Array, Rule
 
@@ -172,22 +172,6 @@ def to_copy(self: Array, out: Array) -> str:
     return f"self.astype(jnp.{out.dtype})"
 
 
-def conjunction(self: Any, other: Any) -> str:
-    """Cast a boolean beside an integer: `x & True` is x only where x is a boolean, too."""
-    operands = {"self": self, "other": other}
-    dtype = torch_dtype([self, other])
-    booleans = {
-        name: as_dtype(name, dtype)
-        for name, each in operands.items()
-        if isinstance(each, Array) and each.dtype == "bool" != dtype
-    }
-    return replaced(promoted("self & other", operands), **booleans)
-
-
-def _both(name: str, rule: Rule, *overloads: str) -> dict[str, Rule]:
-    return {f"aten.{name}.{overload}": rule for overload in overloads or ("Tensor", "Scalar")}
-
-
 SIMPLE: dict[str, Rule] = {
     name: f"jnp.{function}(self)"
     for function, names in {
@@ -212,7 +196,6 @@ SIMPLE: dict[str, Rule] = {
         "log10": "log10",
         "log1p": "log1p special_log1p",
         "log2": "log2",
-        "logical_not": "logical_not",
         "rad2deg": "rad2deg",
         "signbit": "signbit",
         "sin": "sin",
@@ -228,40 +211,26 @@ SIMPLE: dict[str, Rule] = {
 
 POINTWISE: dict[str, Rule] = {
     **SIMPLE,
-    **_both("add", _scaled("+", "self", "other")),
-    **_both("sub", _scaled("-", "self", "other")),
-    **_both("subtract", _scaled("-", "self", "other")),
-    **_both("rsub", _scaled("-", "other", "self")),
-    **_both("mul", binary("self * other")),
-    **_both("multiply", binary("self * other")),
-    **_both("div", divided),
-    **_both("div", division, "Tensor_mode", "Scalar_mode"),
-    **_both("divide", divided),
-    **_both("divide", division, "Tensor_mode", "Scalar_mode"),
-    **_both("true_divide", divided),
-    **_both("floor_divide", binary("self // other"), "default", "Scalar"),
-    **_both("remainder", binary("self % other"), "Tensor", "Scalar", "Scalar_Tensor"),
-    **_both("fmod", binary("jnp.fmod(self, other)")),
-    **_both("pow", power, "Tensor_Scalar", "Tensor_Tensor"),
-    **_both("pow", power, "Scalar"),
-    **_both("maximum", binary("jnp.maximum(self, other)"), "default"),
-    **_both("minimum", binary("jnp.minimum(self, other)"), "default"),
-    **_both("max", binary("jnp.maximum(self, other)"), "other"),
-    **_both("min", binary("jnp.minimum(self, other)"), "other"),
-    **{
-        name: binary(f"self {sign} other")
-        for sign, names in {
-            "==": "eq",
-            "!=": "ne not_equal",
-            "<": "lt less",
-            "<=": "le less_equal",
-            ">": "gt greater",
-            ">=": "ge greater_equal",
-        }.items()
-        for name in (
-            f"aten.{each}.{kind}" for each in names.split() for kind in ("Tensor", "Scalar")
-        )
-    },
+    **both("add", _scaled("+", "self", "other")),
+    **both("sub", _scaled("-", "self", "other")),
+    **both("subtract", _scaled("-", "self", "other")),
+    **both("rsub", _scaled("-", "other", "self")),
+    **both("mul", binary("self * other")),
+    **both("multiply", binary("self * other")),
+    **both("div", divided),
+    **both("div", division, "Tensor_mode", "Scalar_mode"),
+    **both("divide", divided),
+    **both("divide", division, "Tensor_mode", "Scalar_mode"),
+    **both("true_divide", divided),
+    **both("floor_divide", binary("self // other"), "default", "Scalar"),
+    **both("remainder", binary("self % other"), "Tensor", "Scalar", "Scalar_Tensor"),
+    **both("fmod", binary("jnp.fmod(self, other)")),
+    **both("pow", power, "Tensor_Scalar", "Tensor_Tensor"),
+    **both("pow", power, "Scalar"),
+    **both("maximum", binary("jnp.maximum(self, other)"), "default"),
+    **both("minimum", binary("jnp.minimum(self, other)"), "default"),
+    **both("max", binary("jnp.maximum(self, other)"), "other"),
+    **both("min", binary("jnp.minimum(self, other)"), "other"),
     "aten.abs.default": absolute,
     "aten.absolute.default": absolute,
     "aten.sign.default": sign,
@@ -283,26 +252,12 @@ POINTWISE: dict[str, Rule] = {
     "aten.clamp_min.Tensor": clamp_min,
     "aten.clamp_max.default": clamp_max,
     "aten.clamp_max.Tensor": clamp_max,
-    **_both("where", where, "self", "ScalarSelf", "ScalarOther", "Scalar"),
-    **_both("bitwise_and", conjunction),
-    **_both("bitwise_or", binary("self | other")),
-    **_both("bitwise_xor", binary("self ^ other")),
-    **_both("__and__", conjunction),
-    **_both("__or__", binary("self | other")),
-    **_both("__xor__", binary("self ^ other")),
-    "aten.bitwise_not.default": "~self",
-    "aten.logical_and.default": "jnp.logical_and(self, other)",
-    "aten.logical_or.default": "jnp.logical_or(self, other)",
-    "aten.logical_xor.default": "jnp.logical_xor(self, other)",
+    **both("where", where, "self", "ScalarSelf", "ScalarOther", "Scalar"),
     "aten._to_copy.default": to_copy,
     "aten.type_as.default": to_copy,
-    **_both("bitwise_left_shift", binary("self << other"), "Tensor", "Tensor_Scalar"),
-    **_both("bitwise_right_shift", binary("self >> other"), "Tensor", "Tensor_Scalar"),
-    **_both("__lshift__", binary("self << other")),
-    **_both("__rshift__", binary("self >> other")),
-    **_both("lerp", lerp),
-    **_both("clip", clamp, "default", "Tensor"),
-    **_both("float_power", power, "Tensor_Scalar", "Tensor_Tensor", "Scalar"),
+    **both("lerp", lerp),
+    **both("clip", clamp, "default", "Tensor"),
+    **both("float_power", power, "Tensor_Scalar", "Tensor_Tensor", "Scalar"),
     **{
         f"aten.{name}.default": binary(f"jnp.{function}(self, other)")
         for name, function in {
@@ -317,11 +272,11 @@ POINTWISE: dict[str, Rule] = {
         }.items()
     },
     "aten.heaviside.default": "jnp.where(self == 0, values, self > 0)",
-    **_both("copysign", copysign),
+    **both("copysign", copysign),
     "aten.fmax.default": binary("jnp.where((self >= other) | jnp.isnan(other), self, other)"),
     "aten.fmin.default": binary("jnp.where((self <= other) | jnp.isnan(other), self, other)"),
-    **_both("xlogy", xlogy, "Tensor", "Scalar_Self", "Scalar_Other"),
-    **_both("special_xlogy", xlogy, "default", "self_scalar", "other_scalar"),
+    **both("xlogy", xlogy, "Tensor", "Scalar_Self", "Scalar_Other"),
+    **both("special_xlogy", xlogy, "default", "self_scalar", "other_scalar"),
     **{
         f"aten.{each}.default": in_floats(f"jax.scipy.special.{function}(self)")
         for function, names in {

@@ -11,6 +11,7 @@ from jax_attn.translate.rules.layers.norms import NORMS
 from jax_attn.translate.rules.layers.pools import POOLS
 from jax_attn.translate.rules.layers.recurrent import RECURRENT
 from jax_attn.translate.rules.layers.resizing import RESIZING
+from jax_attn.translate.rules.logical import LOGICAL
 from jax_attn.translate.rules.parts import PARTS
 from jax_attn.translate.rules.pointwise import POINTWISE
 from jax_attn.translate.rules.products import PRODUCTS
@@ -22,6 +23,7 @@ from jax_attn.translate.rules.shapes import SHAPES
 
 RULES: dict[str, Rule] = {
     **POINTWISE,
+    **LOGICAL,
     **ACTIVATIONS,
     **REDUCTIONS,
     **PRODUCTS,

@@ -1,6 +1,7 @@
 """Bodies that differ are merged into one, with branches that leave each use its own body."""
 
 import ast
+from typing import Any
 
 import pytest
 

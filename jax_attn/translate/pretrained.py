@@ -183,16 +183,19 @@ def read_by_transformers(folder: Path, kind: Any, **options: Any) -> Pretrained:
         model, loaded = kind.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options
         )
-    return _complete(model, loaded, folder)
+    return _complete(model, loaded, f"reading {folder} by transformers")
 
 
-def _complete(model: torch.nn.Module, loaded: dict[str, Any], folder: Path) -> Pretrained:
-    """Return a loaded model, unless it lacks weights. loaded: what the library tells of keys."""
+def _complete(model: torch.nn.Module, loaded: dict[str, Any], reading: str) -> Pretrained:
+    """Return a loaded model, unless it lacks weights.
+
+    loaded: what the library tells of keys. reading: what is done, for the error.
+    """
     missing = sorted(map(str, (*loaded["missing_keys"], *loaded["mismatched_keys"])))
     if missing:
         text = "expected a tensor of this name and of the shape that config.json gives; got none"
         problems = [Problem("missing", key, text) for key in missing]
-        raise TransferError(f"reading {folder}", problems)
+        raise TransferError(reading, problems)
     return Pretrained(model.eval(), tuple(sorted(map(str, loaded["unexpected_keys"]))))
 
 
@@ -247,7 +250,7 @@ def _by_diffusers(folder: Path, config: Config) -> Pretrained:
             torch_dtype=torch.float32,
             output_loading_info=True,
         )
-    return _complete(model, loaded, folder)
+    return _complete(model, loaded, f"reading {folder} by diffusers")
 
 
 _LIBRARIES: tuple[

@@ -114,7 +114,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def quick_to_compile() -> list[str]:
     """XLA's flags for tests; `verify` and --long take the programs that users get."""
-    flags = ["--xla_backend_optimization_level=0"]
+    # A program is not compiled in parts, for threads that a worker with one core has not.
+    flags = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
     # jaxlib 0.10's older code generator takes half the time to compile or less. Later ones have but
     # one, and end a process that names this flag.
     if importlib.metadata.version("jaxlib").startswith("0.10."):

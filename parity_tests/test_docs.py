@@ -145,6 +145,7 @@ def test_the_evidence_is_of_the_rows_that_there_are():
     assert {bug for bug, *_ in power} == {*BUGS, *CASES_OF_BUGS}
 
 
+@pytest.mark.slow
 def test_that_comparison_can_fail():
     other = fill_docs.evidence()
     next(iter(other.values()))["summary"]["pass"] += 1

@@ -133,6 +133,7 @@ def test_the_check_sees_a_mistake(mistake):
     assert definition.worst(got, out, budget) > 10
 
 
+@pytest.mark.slow
 @one_kernel
 @pytest.mark.parametrize("branch", ["query", "key", "value"])
 def test_the_check_sees_a_gradient_stopped(branch):

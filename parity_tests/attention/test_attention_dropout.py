@@ -41,6 +41,7 @@ class TestDropout:
             for got in jax.jit(run)(cotangent, *arrays):
                 assert not np.asarray(got).any()
 
+    @pytest.mark.slow
     def test_a_key_draws_each_element_alone_and_again_the_same(self):
         q, k, v, _ = draw(17)
         rate, key = 0.3, jax.random.key(5)

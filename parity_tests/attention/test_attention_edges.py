@@ -55,6 +55,7 @@ def test_an_empty_row_is_exactly_zero_and_sends_no_gradient(name, dtype):
     assert np.array_equal(dv, dv_other)
 
 
+@pytest.mark.slow
 def test_nothing_is_nan_where_every_row_is_empty():
     *arrays, cotangent = draw(8)
     hidden = np.zeros((T, S), bool)

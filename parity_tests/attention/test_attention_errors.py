@@ -150,6 +150,7 @@ def test_weights_refuse_alike(name):
     assert str(error.value).startswith("attention_weights")
 
 
+@pytest.mark.slow
 def test_the_good_call_is_good():
     assert dot_product_attention(**GOOD).shape == (B, T, N, HV)
 
@@ -180,6 +181,7 @@ def test_a_traced_flag_is_told_how_to_be_static():
         jax.jit(dot_product_attention)(**GOOD, is_causal=True)
 
 
+@pytest.mark.slow
 def test_float64_is_refused_without_x64_and_taken_with_it():
     arrays = {name: x.astype(np.float64) for name, x in GOOD.items()}
     abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items()}

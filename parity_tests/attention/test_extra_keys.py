@@ -158,6 +158,7 @@ def within_budget(one, other, arrays, wanted=None, **extra):
     return definition.worst(one, np.asarray(other, np.float64), 2 * budget) <= 1
 
 
+@pytest.mark.slow
 @one_kernel
 def test_a_sink_of_minus_infinity_changes_nothing():
     *arrays, _ = draw(22)
@@ -181,6 +182,7 @@ def test_dropout_that_is_drawn_has_a_column_for_each():
     assert not np.asarray(all_dropped).any()
 
 
+@pytest.mark.slow
 @one_kernel
 def test_weights_have_a_column_for_each_but_the_sinks():
     q, k, v, _ = draw(25)
@@ -193,6 +195,7 @@ def test_weights_have_a_column_for_each_but_the_sinks():
     assert definition.worst(got, weights[..., : S + 2], budget[..., : S + 2]) <= 1
 
 
+@pytest.mark.slow
 @one_kernel
 def test_where_the_compiler_settles_the_kernel_they_come_along():
     """Blocked on a CPU, dense elsewhere: one program with both."""
@@ -213,6 +216,7 @@ def test_where_the_compiler_settles_the_kernel_they_come_along():
 
 
 # Few tokens over several pages; as many as the blocked kernel is for, once its limit is lowered.
+@pytest.mark.slow
 @one_kernel
 @pytest.mark.parametrize("few_scores", [cached.FEW_SCORES, 4])
 def test_a_cache_attends_to_them_in_every_step(monkeypatch, few_scores):

@@ -41,6 +41,7 @@ class TestWithTwoKernels:
         assert explanation.chosen == "picky"
         assert explanation.refusals["dense"] == ("picky comes first",)
 
+    @pytest.mark.slow
     def test_what_the_first_refuses_goes_to_the_next(self):
         assert np.array_equal(dot_product_attention(*ARRAYS, softcap=1.0), ARRAYS[2])
         explanation = explain_kernel(*ARRAYS, softcap=1.0)
@@ -139,6 +140,7 @@ class TestTracedForAnyPlatform:
         )
         monkeypatch.setattr(dispatch, "KERNELS", {"own": kernel, **dispatch.KERNELS})
 
+    @pytest.mark.slow
     def test_each_platform_gets_its_kernel(self):
         (q, k, v) = arrays(128, 128)
 
@@ -156,6 +158,7 @@ class TestTracedForAnyPlatform:
         with pytest.raises(ValueError, match="it runs on tpu, not on cpu"):
             dot_product_attention(*ARRAYS, implementation="own")
 
+    @pytest.mark.slow
     def test_an_eager_call_runs_the_kernel_of_its_device_and_traces_no_other(self, monkeypatch):
         def never(call):
             raise AssertionError("traced")
@@ -168,6 +171,7 @@ class TestTracedForAnyPlatform:
         with pytest.raises(AssertionError, match="traced"):
             jax.jit(dot_product_attention)(x, x, x)
 
+    @pytest.mark.slow
     def test_the_cpu_s_program_is_as_if_there_were_no_other(self):
         """Also where forward and backward are compiled apart: nothing more is kept between."""
 
@@ -188,6 +192,7 @@ class TestTracedForAnyPlatform:
         index = 4  # the platform's, kept for the backward pass
         assert chosen == (*insisted[:2], insisted[2] + index)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("home", ["cpu", "tpu"])
     def test_gradients_are_the_kernel_s_own_wherever_home_is(self, monkeypatch, home):
         """Compiled for the CPU: at home it keeps what its backward pass needs, else the call."""

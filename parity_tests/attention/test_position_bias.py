@@ -48,6 +48,7 @@ DISTANCE = np.arange(S) - np.arange(T)[:, None]
 WRITTEN_OUT = SLOPES[:, None, None] * DISTANCE
 
 
+@pytest.mark.slow
 def test_a_call_s_own_bias_is_added_to_it():
     module, given = build(position_bias=Alibi(N)), inputs()
     more = np.random.default_rng(1).standard_normal((B, N, T, S)).astype(np.float32)
@@ -88,6 +89,7 @@ def test_a_learned_bias_is_the_same_in_both_frameworks(T, S, bidirectional):
     assert np.unique(np.asarray(got)[0]).size > 3
 
 
+@pytest.mark.slow
 def test_several_modules_hold_one_learned_bias():
     shared = RelativeBias(N, rngs=nnx.Rngs(0))
     blocks = nnx.List(build(position_bias=shared) for _ in range(2))

@@ -126,6 +126,7 @@ class TestLaw:
         assert np.abs(near - shifted).max() <= bound
         assert np.abs(near - one).max() > 1e6 * bound
 
+    @pytest.mark.slow
     def test_dynamic_ntk_obeys_it_at_one_length_only(self):
         rotary, at = Rotary(BASE, scaling=DynamicNTK(2.0, 8)), np.arange(T)
         with jax.enable_x64(True):
@@ -191,6 +192,7 @@ class TestTransforms:
     # A power may be off by some units in the last place, which an angle of 100 multiplies.
     CLOSE = 8 * 100 * U["float32"] * float(jnp.abs(x).max())
 
+    @pytest.mark.slow
     def test_jit(self):
         got, want = jax.jit(self.rotated)(self.x, self.at), self.rotated(self.x, self.at)
         assert np.abs(got - want).max() < self.CLOSE
@@ -220,6 +222,7 @@ class TestTransforms:
         bound = 6 * U["float32"] * math.sqrt(2) * float(np.abs(given).max())
         assert np.abs(pulled(self.x, given) - back).max() <= bound
 
+    @pytest.mark.slow
     def test_exported_with_symbolic_sizes_it_serves_other_sizes(self):
         b, t = jax.export.symbolic_shape("b, t")
         shapes = (
@@ -240,6 +243,7 @@ class TestTransforms:
             assert not names & {"gather", "dot_general", "scatter"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(0, T, N, H), (B, 0, N, H)])
 def test_of_nothing_there_is_nothing(shape):
     assert rotate(np.ones(shape, np.float32), np.zeros(shape[:2], int), Rotary()).shape == shape

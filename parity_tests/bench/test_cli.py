@@ -151,6 +151,7 @@ def test_modes_choose_among_what_workloads_have(planned, options):
     assert {mode for w in plan.workloads for mode in plan.modes_of(w)} == modes
 
 
+@pytest.mark.slow
 def test_what_is_of_interest_on_a_gpu_alone_is_measured_there_or_by_name(planned):
     gpu = {"sdpa flash", "sdpa cudnn", "sdpa efficient", "flash-attn"}
     assert set(planned().implementations) == set(OF_PRESETS) - gpu

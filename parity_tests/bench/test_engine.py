@@ -179,6 +179,7 @@ def test_the_peak_of_a_call_counts_what_it_frees_and_every_time(worker):
     assert of_nothing < 0.1 * size
 
 
+@pytest.mark.slow
 def test_where_linux_does_not_tell_psutil_samples(monkeypatch):
     pytest.importorskip("psutil")
     monkeypatch.setattr(memory, "_resets", lambda: False)

@@ -61,6 +61,7 @@ def test_a_step_heeds_where_the_script_itself_does_not(tmp_path):
     assert (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_heed_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "TO_WRITE_SECONDS", 1)
     ignores = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {SLEEPS}"

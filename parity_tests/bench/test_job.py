@@ -24,6 +24,7 @@ def run(*args: str):
     return CliRunner().invoke(main, ["bench", *args], catch_exceptions=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drawn", "line"), [([], "drawn: nothing"), (["a.svg"], "drawn: a.svg")])
 def test_each_plot_is_named_and_so_is_that_there_is_none(
     drawn, line, monkeypatch, tmp_path, capsys
@@ -62,6 +63,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", LEAVES)
 def test_the_exit_status_tells_the_verdicts(ended, row):
     record, status = LEAVES[row]
@@ -70,6 +72,7 @@ def test_the_exit_status_tells_the_verdicts(ended, row):
     assert "sdpa" in outcome.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_130_and_prints_what_was_measured(ended):
     outcome = ended(small(), interrupt=True)
     assert outcome.exit_code == 130
@@ -78,6 +81,7 @@ def test_ctrl_c_leaves_130_and_prints_what_was_measured(ended):
     assert "jax-attn" in outcome.stdout
 
 
+@pytest.mark.slow
 def test_an_error_keeps_and_prints_what_was_measured_and_is_raised_again(ended, tmp_path):
     kept = tmp_path / "kept.json"
     with pytest.raises(ZeroDivisionError, match="planted"):
@@ -85,6 +89,7 @@ def test_an_error_keeps_and_prints_what_was_measured_and_is_raised_again(ended, 
     assert Record.read(kept).interrupted
 
 
+@pytest.mark.slow
 def test_rounds_under_way_are_closed_before_the_record_is_taken(monkeypatch):
     """Ctrl-C may come while the run waits between two of its steps."""
     closed = []
@@ -111,6 +116,7 @@ def test_rounds_under_way_are_closed_before_the_record_is_taken(monkeypatch):
     assert closed == ["steps", "record"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_tpu_compiler_works_keeps_the_record(ended, monkeypatch):
     def figures(workloads, modes):
         yield {"level": "compiled", "missing": "the first"}
@@ -123,6 +129,7 @@ def test_ctrl_c_while_the_tpu_compiler_works_keeps_the_record(ended, monkeypatch
     assert (record.rows, len(record.compiled)) == (small().rows, 1)
 
 
+@pytest.mark.slow
 def test_the_tpu_compiler_is_asked_only_where_that_is_wanted(ended, monkeypatch):
     def figures(workloads, modes):
         return ({"level": "compiled", "missing": f"{workloads[0].name}, {', '.join(modes)}"},)
@@ -135,6 +142,7 @@ def test_the_tpu_compiler_is_asked_only_where_that_is_wanted(ended, monkeypatch)
     assert all_modes not in ended(bare, "--tpu", interrupt=True).stdout
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_loses_nothing(ended, monkeypatch):
     def show(*_):
         os.kill(os.getpid(), signal.SIGINT)
@@ -154,6 +162,7 @@ def test_the_progress_bar_is_drawn_after_each_step_and_by_no_thread_of_its_own(m
     assert drawn[:3] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_busy_machine_is_told(ended, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (999.0, 0.0, 0.0))
     assert "Warning: the machine is busy: load 999.0" in ended(small()).stderr

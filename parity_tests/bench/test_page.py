@@ -16,6 +16,7 @@ def record(request):
     return bench_record.record(bench_record.LONG[:1])
 
 
+@pytest.mark.slow
 def test_it_leads_with_the_fastest_and_has_every_row(record):
     text = page(record)
     assert all(row.implementation in text for row in record.rows)
@@ -23,6 +24,7 @@ def test_it_leads_with_the_fastest_and_has_every_row(record):
     assert "Example CPU, 2 cores" in text
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_so_first(record):
     said = "interrupted: these are the rows measured before that"
     text = page(replace(record, interrupted=True))

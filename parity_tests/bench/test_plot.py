@@ -69,6 +69,7 @@ def texts(figure) -> str:
     return " ".join(t.get_text() for t in figure.findobj(Text))
 
 
+@pytest.mark.slow
 def test_the_caption_says_where_it_was_measured():
     if importlib.util.find_spec("matplotlib") is not None:
         made = plot.figures(RECORD)
@@ -83,6 +84,7 @@ def test_the_caption_says_where_it_was_measured():
             assert all(each in said for each in shown)
 
 
+@pytest.mark.slow
 def test_a_picture_is_dark_where_its_reader_wants_it(drawn):
     files, _ = drawn
     for path in files or ():

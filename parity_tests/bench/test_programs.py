@@ -159,10 +159,12 @@ def test_wrong_numbers_fail_and_the_tensor_is_named(planted, row):
     assert f"{label}: error over budget" in found["reason"]
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_alone_leaves_the_output_right(planted):
     assert judged(planted("key_gradient_lost"), CORE)["verdict"] == "PASS"
 
 
+@pytest.mark.slow
 def test_one_wrong_row_among_those_judged_is_seen():
     output = built("sdpa", CORE).tensors(FORWARD)["output"]["output"].copy()
     output[-1, -1] *= 1.001
@@ -226,6 +228,7 @@ def test_what_is_zero_in_theory_has_no_error():
 # --- what is compiled -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workload", "mode"),
     [
@@ -245,6 +248,7 @@ def test_no_call_after_compiling_compiles_anything_anew(name, workload, mode):
         assert len(events) == 1
 
 
+@pytest.mark.slow
 def test_scores_that_would_not_fit_are_not_written(monkeypatch):
     runner = built("torch eager", CORE)
     need = 4 * CORE.B * CORE.N * CORE.T * CORE.S * 2
@@ -301,6 +305,7 @@ def test_every_call_is_the_same_one(name):
     assert all(np.array_equal(other, first) for other in others)
 
 
+@pytest.mark.slow
 def test_calls_that_differ_are_seen(planted):
     first, *others = outputs(planted("grows", "jax"))
     assert not any(np.array_equal(other, first) for other in others)

@@ -192,6 +192,7 @@ def test_the_legend_is_of_the_columns_there():
     assert "cache GB/s: keys" not in call
 
 
+@pytest.mark.slow
 def test_a_record_keeps_what_caches_and_devices_add_and_reads_what_has_none():
     record = bench_record.steps()
     rows = (replace(record.rows[0], dispatch=(1e-6,)), *record.rows[1:])

@@ -81,6 +81,7 @@ def test_every_target_but_the_one_stated_is_shown_to_be_missed():
     assert shown == set(range(len(targets.TARGETS))) - stated
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_not_met():
     nothing = replace(RECORD, rows=())
     assert set(met(nothing)) == {"not measured"}
@@ -165,6 +166,7 @@ def only(T: int, **changed):
     return replace(RECORD, rows=tuple(r for r in RECORD.rows if r.workload.T == T), **changed)
 
 
+@pytest.mark.slow
 def test_each_figure_is_of_the_first_run_that_has_it():
     again = changed(only(2048), CORE[2048], FORWARD, slower=0.5)
     runs = {"again": again, "whole": RECORD}
@@ -200,12 +202,14 @@ def test_what_has_no_rounds_in_common_is_redrawn_apart():
     assert high / low > 1.5, "together it would be 2 to 2"
 
 
+@pytest.mark.slow
 def test_the_table_names_machine_and_versions():
     text = targets.table({"run": RECORD})
     assert "Example CPU, 2 cores" in text
     assert "torch 2.13.0+cpu" in text
 
 
+@pytest.mark.slow
 def test_the_docs_have_the_table_and_a_plot_that_is_there():
     kept = fill_docs.kept()
     text = (measuring.ROOT / fill_docs.REFERENCE / "speed.md").read_text()

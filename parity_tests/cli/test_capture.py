@@ -84,6 +84,7 @@ VERDICTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", VERDICTS)
 def test_a_port_is_judged_by_what_its_function_returns(function, captured):
     status, kind = VERDICTS[function]

@@ -52,6 +52,7 @@ def test_an_interrupted_command_leaves_130_and_one_line(tmp_path, source, monkey
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
 
 
+@pytest.mark.slow
 def test_verify_interrupted_keeps_the_rows_that_are_judged(tmp_path, monkeypatch):
     case = next(row for row in default() if row.family == "plain_mha" and row.transform == "jit")
 
@@ -73,6 +74,7 @@ def test_verify_interrupted_keeps_the_rows_that_are_judged(tmp_path, monkeypatch
     assert part in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_rows_that_a_kernel_refuses_make_no_part_of_a_run(tmp_path):
     judged, refused = (Case("plain_mha", "float32", "none", "seed001", t) for t in ("jit", "vmap"))
 
@@ -87,6 +89,7 @@ def test_rows_that_a_kernel_refuses_make_no_part_of_a_run(tmp_path):
     assert "INTERRUPTED" not in (tmp_path / "summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_is_only_compiled_is_one_line_unless_a_compiler_refuses_it(tmp_path, capfd):
     case = Case("plain_mha", "float32", "none", "seed001", "jit")
 
@@ -108,6 +111,7 @@ def test_what_is_only_compiled_is_one_line_unless_a_compiler_refuses_it(tmp_path
     assert "WHY" in said("failed")
 
 
+@pytest.mark.slow
 def test_each_row_is_printed_when_it_is_judged(monkeypatch, capfd):
     rows = [row for row in default() if row.name.startswith("plain_mha-float32")]
     shown: list[str] = []
@@ -128,6 +132,7 @@ def test_each_row_is_printed_when_it_is_judged(monkeypatch, capfd):
 SIGNALS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_a_signal_while_a_port_writes_leaves_nothing(tmp_path, signal):
     (tmp_path / "source").mkdir()
@@ -232,6 +237,7 @@ def test_a_signal_within_an_import_is_told_as_any_other(tmp_path, command, signa
     assert (done.returncode, done.stderr, done.stdout) == (status, f"{said}\n", "")
 
 
+@pytest.mark.slow
 def test_an_import_that_goes_on_is_not_waited_for(tmp_path):
     done = while_importing(tmp_path, "SIGINT", IMPORTING["inspect"], seconds=25)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")

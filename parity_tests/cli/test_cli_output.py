@@ -61,6 +61,7 @@ def test_a_name_does_not_steer_the_terminal(tmp_path):
     assert rb"\x1b]0;owned" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("inspect", "source"), ("inspect", "source", "--json")])
 def test_a_full_output_is_one_line(tmp_path, source, command):
     with open("/dev/full", "w") as full:

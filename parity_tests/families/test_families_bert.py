@@ -67,6 +67,7 @@ def test_a_block_agrees_with_transformers(name, dtype):
     block(name, dtype).check().raise_for_status()
 
 
+@pytest.mark.slow
 def test_cross_attention_agrees_with_transformers():
     """Keys and values come from a longer, padded sequence."""
     config = BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)

@@ -175,6 +175,7 @@ def test_every_flag_changes_nothing(name):
         jax.tree.map(functools.partial(assert_near, limit=nearness), usual, found)
 
 
+@pytest.mark.slow
 def test_the_limit_shows_a_small_mistake():
     call, other = (attended(PADDED, bias=BIAS, softcap=cap) for cap in (3.0, 3.001))
     (_, usual), (_, found) = call(), other()

@@ -107,12 +107,14 @@ def test_so_do_those_of_other_families(name, tmp_path):
 ENDS = (5, np.int64(5), np.array(5), jnp.array([5]), [5, 5], torch.tensor(5))
 
 
+@pytest.mark.slow
 def test_ends_of_any_kind_are_read_alike(llama):
     wanted = llama.ours.generate(TOKENS, LENGTHS, NEW, eos_token_id=(5,)).tolist()
     for end in ENDS:
         assert llama.ours.generate(TOKENS, LENGTHS, NEW, eos_token_id=end).tolist() == wanted
 
 
+@pytest.mark.slow
 def test_transformers_own_generate_agrees(llama):
     found = llama.ours.generate(TOKENS, None, NEW).tolist()
     given = torch.tensor(TOKENS)
@@ -123,6 +125,7 @@ def test_transformers_own_generate_agrees(llama):
     assert found == wanted[:, T:].tolist()
 
 
+@pytest.mark.slow
 def test_nothing_is_read_once_all_rows_have_ended(llama):
     """It asks for one choice of the prompt's logits, and one for each token that it reads."""
     asked = []
@@ -141,6 +144,7 @@ def test_nothing_is_read_once_all_rows_have_ended(llama):
 KEYS = {"new": jax.random.key, "old": jax.random.PRNGKey}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_choice_reads_each_step_s_logits_and_a_key_of_its_own(kind, llama):
     """The logits are those of one pass over the prompt and all that was chosen."""

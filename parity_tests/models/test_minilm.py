@@ -147,6 +147,7 @@ def test_a_planted_mistake_fails(pair, short, request):
     assert [n for n, verdict in found.items() if verdict is not Verdict.FAIL] == ["nothing"]
 
 
+@pytest.mark.slow
 def test_back_to_torch_bit_for_bit(pair):
     """Every tensor of the file, but the buffer of positions, which counts from 0."""
     file = dict(transfer.load_checkpoint(FOLDER / "model.safetensors"))

@@ -150,6 +150,7 @@ def test_padding_may_have_any_id(case, small):
     assert_near(found[:, 3:11], model(TOKENS[:, 3:11]).logits)
 
 
+@pytest.mark.slow
 def test_frequencies_that_depend_on_the_length_take_one_text_in_a_row():
     """They are those of the whole batch's largest position."""
     scaling = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 5}

@@ -60,6 +60,7 @@ def test_a_decoder_with_a_pooler_classifies_rows():
     assert model(np.ones((2, 5), int)).logits.shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_numpys_numbers_are_numbers_of_a_config():
     says = {name: np.int64(value) for name, value in PLAIN.items()}
     config = {"model_type": "bert", "layer_norm_eps": np.float32(0.5)} | says
@@ -68,6 +69,7 @@ def test_numpys_numbers_are_numbers_of_a_config():
     assert model.embedding.norm.epsilon == 0.5
 
 
+@pytest.mark.slow
 def test_falcons_old_name_of_its_width():
     config = {"model_type": "falcon", **PLAIN, "n_embed": PLAIN["hidden_size"]}
     del config["hidden_size"]

@@ -176,6 +176,7 @@ def test_back_to_both_sides_bit_for_bit(each, tmp_path):
         assert np.asarray(array).tobytes() == np.asarray(transfer.flatten(again)[path]).tobytes()
 
 
+@pytest.mark.slow
 def test_every_parameter_lies_where_it_is_asked_to(small):
     """By one sharding for all, and by a function of path and shape."""
     model = small("llama")

@@ -74,7 +74,12 @@ SIZES = {
 
 # Every kind in chunks; a cache and a ring of several pages each way.
 EACH_WAY = ("all", "a ring of two pages")
-READ = [(k, s) for k in KINDS for s in SIZES if s == "chunks" or k in EACH_WAY]
+READ = [
+    pytest.param(k, s, marks=() if k in (*EACH_WAY, "a ring of 4") else pytest.mark.slow)
+    for k in KINDS
+    for s in SIZES
+    if s == "chunks" or k in EACH_WAY
+]
 
 
 @pytest.mark.parametrize(("kind", "sizes"), READ)
@@ -188,6 +193,7 @@ def test_decoding_in_a_scan_compiles_one_step_that_writes_in_place():
     assert definition.worst(got, out, budget) <= 1
 
 
+@pytest.mark.slow
 def test_pages_that_hold_nothing_are_not_read():
     arrays = draw(6)
     cache = empty(*arrays[1:], PageSizes(first=4), length=L)
@@ -227,6 +233,7 @@ class TestOverflow:
             attend_with_cache(*arrays, cache)
         assert not any(np.asarray(page).any() for page in (*cache.keys, *cache.values))
 
+    @pytest.mark.slow
     def test_under_jit_is_nan_in_the_rows_that_overflow(self):
         arrays = draw(7)
         cache = empty(*arrays[1:], length=18)
@@ -236,6 +243,7 @@ class TestOverflow:
         assert np.isnan(out[1]).all()
         assert grown.filled.tolist() == [18, 19]
 
+    @pytest.mark.slow
     def test_a_ring_ends_where_int32_does(self):
         arrays = draw(7)
         filled = jnp.array([2**31 - 1 - L, 2**31 - L], jnp.int32)
@@ -246,6 +254,7 @@ class TestOverflow:
         with pytest.raises(ArgumentError, match=r"got 2147483648: .* the call adds .*19"):
             attend_with_cache(*arrays, cache)
 
+    @pytest.mark.slow
     def test_what_is_there_is_not_written_over(self):
         arrays = draw(7)
         _, full = attend_with_cache(*arrays, empty(*arrays[1:], length=L))

@@ -79,6 +79,7 @@ def test_sinks_are_gpt_oss_s(pair, port_call, gradients):
     assert result.verdict is Verdict.PASS, str(result)
 
 
+@pytest.mark.slow
 def test_they_are_drawn_as_torch_and_gpt_oss_draw_them():
     heads, width = 500, 2
     module = GroupedQueryAttention(

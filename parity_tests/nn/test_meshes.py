@@ -119,6 +119,7 @@ def test_layers_equal_those_of_one_device(kind, name):
         assert_near(run(layer(**options), x), wanted, near)
 
 
+@pytest.mark.slow
 def test_without_a_mesh_the_names_are_kept_and_nothing_else_changes():
     plain, named = layer(), layer(sharding=ON_MESH)
     assert (plain(inputs()) == named(inputs())).all()
@@ -129,12 +130,14 @@ def test_without_a_mesh_the_names_are_kept_and_nothing_else_changes():
     assert specs["out_proj"]["bias"].get_value() == P("rows")
 
 
+@pytest.mark.slow
 def test_logical_names_are_read_by_flax_rules():
     with jax.set_mesh(mesh("auto", rows=2, heads=4)), nnx.logical_axis_rules([("n", "heads")]):
         kernel = layer(K=2, sharding={"heads": "n"}).q_proj.kernel
         assert kernel.get_value().sharding.spec == P(None, "heads", None)
 
 
+@pytest.mark.slow
 def test_parameters_placed_by_hand_are_enough():
     cuts = {3: P(None, "heads"), 2: P("heads"), 1: P()}
     wanted, near = (layer()(inputs(moved)) for moved in (False, True))

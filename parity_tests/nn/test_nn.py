@@ -100,6 +100,7 @@ class TestSizes:
             "out_proj": {"kernel": (N, H, D), "bias": (D,)},
         }
 
+    @pytest.mark.slow
     def test_multi_head_and_multi_query_are_grouped_with_n_and_1(self):
         x = jnp.asarray(np.random.default_rng(3).standard_normal((B, T, 12)), jnp.float32)
         for cls, kv_heads in ((MultiHeadAttention, 3), (MultiQueryAttention, 1)):

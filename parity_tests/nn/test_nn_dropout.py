@@ -17,12 +17,14 @@ RATES = {"dropout_rate": 0.3, "out_dropout_rate": 0.4}
 
 
 class TestDropout:
+    @pytest.mark.slow
     def test_handed_in_masks_are_what_is_dropped(self):
         module, x = build(**RATES), inputs()
         out, budget, _, _ = by_definition(module, *x, keep=KEEP, out_keep=OUT_KEEP)
         got = module(*x, keep=KEEP, out_keep=OUT_KEEP)
         assert definition.worst(got, out, budget) <= 1
 
+    @pytest.mark.slow
     def test_train_and_eval_switch_and_the_call_overrules(self):
         module, plain, x = build(**RATES), build(), inputs()
         want = plain(*x)
@@ -51,6 +53,7 @@ class TestDropout:
         assert not jax.tree.leaves(nnx.state(build(), nnx.RngState))
         assert jax.tree.leaves(nnx.state(build(dropout_rate=0.1), nnx.RngState))
 
+    @pytest.mark.slow
     def test_draws_under_nnx_jit_and_grad(self):
         module, x = build(**RATES), inputs()
         step = nnx.jit(nnx.grad(lambda m, x: m(*x).sum()))

@@ -44,6 +44,7 @@ def build(**options):
 
 
 class TestModules:
+    @pytest.mark.slow
     def test_without_a_key_the_keys_are_where_the_queries_are(self):
         at = jnp.asarray(np.minimum(POSITIONS, 100), jnp.int32)
 
@@ -75,6 +76,7 @@ class TestModules:
         assert np.abs(got - want).max() <= CLOSE
         assert np.abs(got - untold).max() > 1e-3
 
+    @pytest.mark.slow
     def test_the_norms_are_drawn_last_so_that_the_others_stay(self):
         with_norm, without = build(qk_norm=nnx.RMSNorm), build()
         assert np.array_equal(with_norm.out_proj.kernel[...], without.out_proj.kernel[...])

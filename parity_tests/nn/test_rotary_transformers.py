@@ -192,6 +192,7 @@ def test_the_check_sees_a_mistake(model, mistake):
     assert over_budget(model, scaling, text, lambda x, at: rotate(x, at, rotary)) > 100
 
 
+@pytest.mark.slow
 def test_interleaved_pairs_are_gpt_j_s():
     at = np.arange(T)
     table = gptj.create_sinusoidal_positions(T, H)

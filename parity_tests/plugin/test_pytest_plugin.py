@@ -214,6 +214,7 @@ def test_the_report_has_every_check_in_the_schema_of_verify(run, pytester):
     assert "port: expected a Module, got str; inputs: expected a tuple\n" in summary
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_writes_what_it_has(run, pytester):
     stopped = "def test_stopped(parity): pytest.exit('enough')"
     run(THREE + stopped, "--parity-report", "report")
@@ -242,6 +243,7 @@ def test_a_report_that_cannot_be_written_is_told_first(run, pytester, path, got)
     result.stderr.fnmatch_lines([f"{expected} {got}"])
 
 
+@pytest.mark.slow
 def test_collecting_alone_leaves_a_report_as_it_is(run, pytester):
     run(THREE, "--parity-report", "report")
     result = run(THREE, "--parity-report", "report", "--collect-only")

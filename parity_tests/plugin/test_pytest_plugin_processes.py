@@ -48,6 +48,7 @@ LOADS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", LOADS, ids=["no check", "a check by the stand-in"])
 def test_a_run_imports_what_its_checks_need(pytester, run, source):
     told = f"""
@@ -129,6 +130,7 @@ def test_a_worker_that_crashes_loses_one_tests_checks_and_the_report_says_so(pyt
     assert 'name="parity_verdict" value="FAIL"' in (pytester.path / "junit.xml").read_text()
 
 
+@pytest.mark.slow
 def test_wrong_marks_are_told_by_the_workers_too(pytester, run):
     pytester.makepyfile("""
         import pytest

@@ -91,6 +91,7 @@ def same(first, second):
     return all(np.array_equal(first[path], second[path]) for path in first)
 
 
+@pytest.mark.slow
 def test_the_options_read_what_transformers_would(trained, tmp_path):
     folder, given, plain = trained
     want = models.load(plain)

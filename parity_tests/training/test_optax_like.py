@@ -165,6 +165,7 @@ def test_one_array_of_two_groups_is_refused():
     assert "kernel" in problems
 
 
+@pytest.mark.slow
 def test_numpys_numbers_are_numbers():
     """In the place of Python's: the same bits."""
     gradients = {"kernel": jnp.linspace(-1, 1, 15).reshape(5, 3)}

@@ -104,6 +104,7 @@ def test_gradients_updates_state_losses_and_parameters_are_each_judge_case(atten
     } <= labels
 
 
+@pytest.mark.slow
 def test_other_weights_fail_by_name(attended):
     arguments, _, _ = attended
     other = nnx.clone(arguments["port"])
@@ -113,6 +114,7 @@ def test_other_weights_fail_by_name(attended):
     assert any("v_proj.bias" in failure for failure in sentences(result, "weights-differ"))
 
 
+@pytest.mark.slow
 def test_a_ports_own_optimizer_is_what_is_judge_case():
     """optax's AdamW at its own defaults: another weight decay."""
     reference, port = layers("float32")
@@ -171,6 +173,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN)
 def test_rounding_in_optaxs_own_optimizer_is_told_from_what_it_computes(name):
     tx, verdict, notes, cause = OWN[name]
@@ -194,6 +197,7 @@ def smoothed(gradients, state, params=None):
     return gradients, 0.9 * state + 0.1 * optax.global_norm(gradients)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_computes_only_in_its_own_dtype_is_judged_by_that():
     beside = optax.GradientTransformation(lambda _: jnp.zeros((), jnp.float32), smoothed)
     result = linear_check(
@@ -204,6 +208,7 @@ def test_an_optimizer_that_computes_only_in_its_own_dtype_is_judged_by_that():
     assert result.verdict is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_keeps_no_state_fails_by_name():
     result = judge_case("SGD, momentum", optax.sgd(0.1))
     assert any("momentum_buffer of kernel" in x for x in sentences(result, "moment-missing"))
@@ -214,6 +219,7 @@ def dropping(times: int):
     return lambda module, input, keep: module(input) * keep / 0.75**times
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "expected"), [(1, Verdict.PASS), (2, Verdict.FAIL)])
 def test_dropout_handed_in_is_divided_by_its_rate_once(times, expected):
     rng = np.random.default_rng(6)
@@ -223,6 +229,7 @@ def test_dropout_handed_in_is_divided_by_its_rate_once(times, expected):
     assert result.verdict is expected, str(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulated", ["sum", "mean"])
 def test_gradients_add_up_in_float64_where_jax_holds_it(accumulated):
     with jax.enable_x64(True):
@@ -272,6 +279,7 @@ def float64_pair() -> dict:
     return {"reference": reference, "port": port, "dtype": "float64"}
 
 
+@pytest.mark.slow
 def test_float64_where_jax_holds_it():
     with jax.enable_x64(True):
         result = linear_check(**float64_pair(), optimizer=adamw)

@@ -281,6 +281,7 @@ def test_a_step_of_a_schedule_after_the_updates_from_identical_gradients_is_foun
     assert "its rates are 1, 1, 1, 1 and 0.5 times" in cause
 
 
+@pytest.mark.slow
 def test_of_a_right_training_nothing_differs():
     explanation = judge_case("SGD").explain()
     assert (explanation.verdict, explanation.regions, explanation.causes) == ("PASS", (), ())

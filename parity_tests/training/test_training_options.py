@@ -203,6 +203,7 @@ def test_an_option_that_acts_is(row):
     assert result.verdict is Verdict.PASS, str(result)
 
 
+@pytest.mark.slow
 def test_an_eps_beside_which_no_gradient_is_small_is_noted():
     (note,) = linear_check(optimizer=adamw).notes
     assert note.kind == "option-left-out"

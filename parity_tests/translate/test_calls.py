@@ -81,6 +81,7 @@ class Tied(nn.Module):
         return self.head(self.embed(ids) * self.scale + self.mask * torch.tensor([3.0]))
 
 
+@pytest.mark.slow
 def test_ties_buffers_and_constants():
     found = tree(Tied(), torch.arange(6).view(2, 3))
     assert found.ties == {"head.weight": "embed.weight"}
@@ -131,6 +132,7 @@ class Trees(nn.Module):
         return {"sum": one[0].left + two[0].right, "pair": (two[0].left, x), "none": None}
 
 
+@pytest.mark.slow
 def test_arguments_and_results_are_trees():
     found = tree(Trees(), X, (X, X + 1))
     assert list(found.root.given) == ["x", "pair_0", "pair_1"]
@@ -242,6 +244,7 @@ class Attends(nn.Module):
         return scores.view(batch, length, -1) * mask[:, :, None]
 
 
+@pytest.mark.slow
 def test_sizes_are_written_in_their_names():
     dynamic = {"x": {0: "B", 1: "T"}, "mask": {0: "B", 1: "T"}}
     found = tree(Attends(), dynamic=dynamic, x=torch.randn(3, 11, 5), mask=torch.ones(3, 11))
@@ -279,6 +282,7 @@ class Rows(nn.Module):
         return torch.stack([row * 2 for row in x])  # HERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Loop, Unbound, Square, Long, Rows])
 def test_size_that_the_export_fixes_is_refused_with_its_line(kind):
     with pytest.raises(TranslationError) as caught:
@@ -300,6 +304,7 @@ class Halves(nn.Module):
         return x.view(x.shape[0], x.shape[1] // 2, 2)  # HERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Checked, Halves])
 def test_size_that_torch_itself_refuses_is_told(kind):
     found = tree(kind(), torch.randn(3, 10), dynamic={"x": {0: "B", 1: "T"}})
@@ -360,6 +365,7 @@ class Untranslatable(nn.Module):
         return positive.sum() + places.sum() + noise + drawn[:, None] + kept + found
 
 
+@pytest.mark.slow
 def test_all_that_cannot_be_translated_is_told_with_its_line():
     # What a dropout leaves in eval mode is a clone.
     known = ["aten.sum.default", "aten.add.Tensor", "aten.clone.default"]
@@ -377,6 +383,7 @@ def test_all_that_cannot_be_translated_is_told_with_its_line():
     assert not any("dropout" in operator for operator in operators)
 
 
+@pytest.mark.slow
 def test_everything_of_a_module_that_can_be_translated_is_in_the_tree():
     found = tree(Helped(), X)
     operators = [node for node in found.program.graph.nodes if node.op == "call_function"]

@@ -62,6 +62,7 @@ def changed(folders, tmp_path):
     return change
 
 
+@pytest.mark.slow
 def test_a_model_is_read_with_its_weights_and_inputs_whose_sizes_vary(folders):
     model = model_of(folders / "text")
     assert type(model.module) is hf.CLIPTextModel
@@ -155,6 +156,7 @@ class Unruled(torch.nn.Module):
 X = np.ones((3, 7), np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kept"), [(FixedLength, {"x": {0: "B"}}), (Fixed, {})])
 def test_sizes_that_a_model_fixes_are_told_and_the_others_vary(kind, kept):
     varied = translate_any_size(kind(), {"x": X})

@@ -143,6 +143,7 @@ def test_the_folder_holds_source_weights_and_report(translated):
         assert {*weights} == kept | {"scale"}  # the source itself holds the other buffer
 
 
+@pytest.mark.slow
 def test_the_readme_loads_and_calls_it_without_torch_and_jax_attn(translated, monkeypatch):
     out = translated[0] / "out"
     (block,) = documents.blocks((out / "README.md").read_text())
@@ -191,6 +192,7 @@ def test_a_pair_and_sizes_that_vary_are_taken(tmp_path):
     assert "axis 0 of `x` is B" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_partial_translation_is_written_without_a_verdict(tmp_path):
     done = run("mine.py:noisy", str(tmp_path / "out"), "--partial", "--json")
     assert done.exit_code == 2, done.output

@@ -182,6 +182,7 @@ def gradients(call, tensors, x):
     return [result.detach(), *found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
 def test_graph_has_the_gradients_of_the_module(kind):
     torch.manual_seed(1)
@@ -224,6 +225,7 @@ class Autocast(nn.Module):
             return x @ x.T  # HERE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "word"),
     [(WriteThroughDetach, "alias"), (WriteUnderNoGrad, "alias"), (Autocast, "autocast")],
@@ -247,6 +249,7 @@ class Stateful(nn.Module):
         return self.norm(self.proj(x))
 
 
+@pytest.mark.slow
 def test_reference_is_not_changed():
     reference = Stateful()
     reference.proj.weight.grad = torch.ones(5, 5)

@@ -287,6 +287,7 @@ def test_outputs_are_those_of_torch(name):
         assert np.abs(np.asarray(got[key]) - value.numpy()).max() < 64 * 2**-24, key
 
 
+@pytest.mark.slow
 def test_a_module_called_in_two_ways_is_refused():
     reference = body(lambda self, x: self.part(x) + self.part(x, x), part=Optional())
     with pytest.raises(TranslationError) as refusal:

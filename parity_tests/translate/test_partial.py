@@ -62,6 +62,7 @@ def no_rule_of_tanh(monkeypatch):
     monkeypatch.delitem(RULES, "aten.tanh.default")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_partial_translation_tells_all_that_it_lacks_and_raises_there(name):
     make, operator, kind, line = ROWS[name]
@@ -77,6 +78,7 @@ def test_a_partial_translation_tells_all_that_it_lacks_and_raises_there(name):
         port(jnp.asarray(X.numpy()))
 
 
+@pytest.mark.slow
 def test_a_call_written_in_its_place_makes_it_whole():
     torch.manual_seed(0)
     reference = Unruled()
@@ -114,6 +116,7 @@ class SizeFromOutside(torch.nn.Module):
         return self.inner(x.reshape(-1, 5), x.shape[0])
 
 
+@pytest.mark.slow
 def test_a_size_that_no_tensor_of_a_module_tells_is_one_problem():
     inputs, dynamic = {"x": torch.ones(2, 3, 5)}, {"x": {0: "B", 1: "T"}}
     with pytest.raises(TranslationError) as refused:

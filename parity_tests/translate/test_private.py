@@ -29,6 +29,7 @@ def program():
         )
 
 
+@pytest.mark.slow
 def test_frames_of_helpers_are_recorded(program):
     body = next(node for node in program.graph.nodes if node.target is private.SET_GRAD)
     inner = program.graph_module.get_submodule(body.args[1].target)

@@ -87,6 +87,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", WRONG)
 def test_a_wrong_one_is_seen(bug):
     block, x, translation = translated("features")
@@ -97,6 +98,7 @@ def test_a_wrong_one_is_seen(bug):
     assert checked(pair, x, translation).verdict is parity.Verdict.FAIL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["features", "dropout in place"])
 def test_dropout_drops_by_its_rate_where_torch_does(name):
     block, x, translation = translated(name)
@@ -115,6 +117,7 @@ def test_dropout_drops_by_its_rate_where_torch_does(name):
     assert checked((block, port), x, translation, gradients=False).verdict is parity.Verdict.PASS
 
 
+@pytest.mark.slow
 def test_a_training_step_runs_jitted_and_keeps_statistics():
     block, x, translation = translated("features")
     port = loaded(translation, block)

@@ -128,6 +128,7 @@ def test_weights_are_the_same_bits_backward_as_forward(tile):
     np.testing.assert_array_equal(d_value, d_out)
 
 
+@pytest.mark.slow
 def test_an_empty_row_has_no_gradient_whatever_its_cotangent():
     """As of a loss that takes the logarithm, or the norm, of a row of zeros."""
     q, k, v, d_out = draws(*4 * [(2, 7, 1, 3)], dtype=np.float32)
@@ -139,6 +140,7 @@ def test_an_empty_row_has_no_gradient_whatever_its_cotangent():
     jax.tree.map(np.testing.assert_array_equal, gradients, wanted)
 
 
+@pytest.mark.slow
 def test_a_hidden_key_has_no_gradient_whatever_its_value():
     """As of padding, which may hold numbers whose products overflow."""
     q, k, v, d_out = draws(*4 * [(1, 7, 1, 3)], dtype=np.float32)
@@ -169,9 +171,11 @@ class TestTheComparisonSees:
             made = zip(value_and_gradients(kernel, *arrays, **options), wanted, strict=True)
             return [bool(np.abs(a - b).max() > rounding(arrays, b)) for a, b in made]
 
+    @pytest.mark.slow
     def test_nothing_where_nothing_is_wrong(self):
         assert self.differs(is_causal=True) == [False] * 4
 
+    @pytest.mark.slow
     def test_a_tile_of_keys_left_out(self, monkeypatch):
         columns = Tile.columns
 
@@ -182,6 +186,7 @@ class TestTheComparisonSees:
         monkeypatch.setattr(Tile, "columns", fewer)
         assert self.differs() == [True] * 4
 
+    @pytest.mark.slow
     def test_a_partial_tile_taken_for_a_whole_one(self, monkeypatch):
         columns = Tile.columns
 
@@ -192,6 +197,7 @@ class TestTheComparisonSees:
         monkeypatch.setattr(Tile, "columns", whole)
         assert self.differs(is_causal=True) == [True] * 4
 
+    @pytest.mark.slow
     def test_gradients_of_keys_added_at_another_place(self, monkeypatch):
         add = Tile.add_keys
         monkeypatch.setattr(
@@ -199,18 +205,22 @@ class TestTheComparisonSees:
         )
         assert self.differs() == [False, False, True, True]
 
+    @pytest.mark.slow
     def test_keys_at_the_edge_counted_twice(self, monkeypatch):
         monkeypatch.setattr(Tile, "allowed", lambda tile: None)
         assert self.differs() == [True] * 4
 
+    @pytest.mark.slow
     def test_queries_at_the_edge_counted_twice(self, monkeypatch):
         monkeypatch.setattr(Tile, "own", lambda tile: jnp.array(True))
         assert self.differs() == [False, True, True, True]
 
+    @pytest.mark.slow
     def test_a_mask_that_is_not_moved_to_its_tile(self, monkeypatch):
         monkeypatch.setattr(Tile, "mask", lambda tile: tile.call.mask)
         assert self.differs(is_causal=True) == [True] * 4
 
+    @pytest.mark.slow
     def test_other_dropout_backward_than_forward(self, monkeypatch):
         places, asked = Tile.places, []
 
@@ -266,6 +276,7 @@ def test_a_bias_is_sliced_and_its_gradient_has_its_shape():
     assert jaxpr.out_avals[-1].shape == bias.shape
 
 
+@pytest.mark.slow
 def test_temporaries_at_32768_by_8_heads_stay_below_128_mib():
     def run(*arrays):
         return value_and_gradients("blocked", *arrays, is_causal=True)

@@ -20,6 +20,7 @@ from jax_attn.attention import Dropout, Mask, dot_product_attention, explain_ker
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_whatever_the_tiles_and_as_dense_draws_it():
     arrays, dropout = example(), Dropout(0.4, key=jax.random.key(11))
     with jax.enable_x64(True):
@@ -73,6 +74,7 @@ def test_second_derivatives_are_dense_s(name):
             assert np.abs(got - want).max() <= allowed < np.abs(want).max()
 
 
+@pytest.mark.slow
 def test_second_derivatives_in_bfloat16_come_in_bfloat16():
     q, k, v, _ = (jnp.asarray(x, jnp.bfloat16) for x in example(dtype=np.float32))
 
@@ -104,6 +106,7 @@ def programs_compiled():
         jax.monitoring.unregister_event_duration_listener(add)
 
 
+@pytest.mark.slow
 def test_an_eager_call_compiles_nothing_the_second_time():
     *arrays, cotangent = example(dtype=np.float32)
 
@@ -120,6 +123,7 @@ def test_an_eager_call_compiles_nothing_the_second_time():
         assert not compiled
 
 
+@pytest.mark.slow
 def test_dense_compiles_nothing_for_another_offset():
     """As in a loop over the tokens of a text, each with an offset of its own."""
     *arrays, _ = example(T=3, S=19, dtype=np.float32)  # sizes of no other test
@@ -136,6 +140,7 @@ def test_dense_compiles_nothing_for_another_offset():
         assert not compiled
 
 
+@pytest.mark.slow
 def test_within_a_shard_map_what_is_shared_gets_the_sum_of_all_gradients():
     arrays, (bias,) = example(), draws((7, 11), dtype=np.float64, seed=1)
     mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -170,6 +175,7 @@ def test_sizes_that_are_not_known_yet_are_dense_s():
         assert exported.out_avals[0].shape == shape
 
 
+@pytest.mark.slow
 def test_vmap_over_lengths_of_their_own():
     q, k, v, cotangent = example()
     queries, lengths = np.stack([q, 2 * q]), np.array([[3, 11], [7, 0]])

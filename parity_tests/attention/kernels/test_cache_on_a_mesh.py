@@ -162,6 +162,7 @@ def test_a_cache_on_a_mesh(name):
         assert sum(each.bytes for each in sends) <= (most if places else 0)
 
 
+@pytest.mark.slow
 def test_a_scan_keeps_the_places_that_share_the_heads_axis():
     on = mesh("explicit", rows=2, heads=4)
     with jax.set_mesh(on):
@@ -179,6 +180,7 @@ def test_a_scan_keeps_the_places_that_share_the_heads_axis():
     assert outs.sharding.spec == P(None, "rows", None, "heads", None)
 
 
+@pytest.mark.slow
 def test_heads_keep_what_neither_rows_nor_places_take():
     on = mesh("explicit", a=2, b=2)
     with jax.set_mesh(on):
@@ -252,6 +254,7 @@ def test_a_cache_that_cannot_be_cut_is_refused(sharding, text):
     assert text in str(told.value)
 
 
+@pytest.mark.slow
 def test_a_cache_that_lies_whole_is_cut_as_the_call():
     """As `KVCache.empty` makes it."""
     with jax.enable_x64(True):

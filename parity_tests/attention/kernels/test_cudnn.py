@@ -200,6 +200,7 @@ def gradient(q, kv):
     return jax.grad(lambda q: attend(q, kv).astype(jnp.float32).sum())(q)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("present")
 def test_where_it_is_found_programs_for_cuda_carry_it():
     assert kernels(attend, x, KV) == {"__cudnn$fmhaSoftmax"}

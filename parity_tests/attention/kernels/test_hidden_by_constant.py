@@ -68,6 +68,7 @@ def test_gradients_are_dense_s(constant, hidden, dtype):
     assert max(errors("blocked", CONSTANTS[constant], hidden(), dtype)) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constant", CONSTANTS)
 def test_a_log_sum_exp_in_place_of_maximum_and_sum_is_seen(constant, monkeypatch):
     outputs = blocked._outputs.__wrapped__
@@ -81,6 +82,7 @@ def test_a_log_sum_exp_in_place_of_maximum_and_sum_is_seen(constant, monkeypatch
     assert out <= 1 < min(gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [{}, {"sinks": np.zeros(N, np.float32)}], ids=["none", "sinks"])
 def test_a_bias_as_large_as_the_mark_of_a_row_without_keys(extra):
     """The row it lifts has weights, and gradients, next to a row that has none."""

@@ -172,6 +172,7 @@ def test_a_vmap_over_the_batch_beside_a_bias_of_all():
             assert_equal(arrays, jax.jit(run)(*there), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_a_shard_map_over_one_axis_of_the_mesh(kind):
     with jax.enable_x64(True):
@@ -223,6 +224,7 @@ def test_weights_with_fewer_key_value_heads_than_devices(kind):
         assert np.abs(found - wanted).max() <= rounding((q, k, k, q), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_in_mesh", [False, True])
 def test_no_tracer_outlives_its_trace(is_in_mesh):
     q, k, v = (x.astype(np.float32) for x in operands(Row())[0][1:])
@@ -232,6 +234,7 @@ def test_no_tracer_outlives_its_trace(is_in_mesh):
         jax.jit(lambda *a: dot_product_attention(*a, implementation="blocked")).lower(q, k, v)
 
 
+@pytest.mark.slow
 def test_what_the_partitioner_is_given_names_no_line_of_ours(monkeypatch):
     """XLA follows stack frames of what it is told to cut without end where they form a circle."""
     modules = []
@@ -277,6 +280,7 @@ def test_the_kernel_is_that_of_a_device_s_part(shape, platform, chosen):
     assert kernels[platform] == chosen
 
 
+@pytest.mark.slow
 def test_without_shardy_the_arrays_are_gathered():
     attend = partial(dot_product_attention, implementation="blocked")
     with jax.enable_x64(True):
@@ -291,6 +295,7 @@ def test_without_shardy_the_arrays_are_gathered():
         assert_equal(arrays, [found], [attend(*qkv)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_length_that_is_cut_is_gathered(kind):
     with jax.enable_x64(True):

@@ -85,6 +85,7 @@ def with_in_shardings_alone(at, *qkv):
     return jax.jit(by_blocked, in_shardings=at).lower(*qkv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lower", "is_known"),
     [(with_the_mesh_set, True), (with_placed_keys, True), (with_in_shardings_alone, False)],

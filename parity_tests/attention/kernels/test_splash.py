@@ -121,6 +121,7 @@ def test_on_a_mesh_each_device_computes_its_part(name):
     assert max(errors(name, on=mesh("explicit", rows=2, heads=2, others=2))) <= 1
 
 
+@pytest.mark.slow
 def test_the_gradient_of_sinks_has_their_dtype_beside_bfloat16():
     def total(sinks, *arrays):
         extra = ExtraKeys(sinks=sinks, add_zero_attn=True)

@@ -76,6 +76,7 @@ def test_each_step_reads_the_same_token_behind_the_prompt(name, folders):
             )
 
 
+@pytest.mark.slow
 def test_the_modes_are_those_that_the_model_has(folders):
     gpt2, bert = (pair_of_checkpoint(folders(name), ()) for name in ("gpt2", "bert"))
     assert (gpt2.modes, gpt2.usual_modes) == ((*PAIR_MODES, *CACHED), (*CACHED, STEP))
@@ -109,6 +110,7 @@ def test_the_prompt_is_read_before_a_step_is_timed(way, folders):
             runner.build(one, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert, answers", "bert, for two sentences"])
 def test_logits_are_compared_whatever_transformers_calls_them(name, folders):
     pair = pair_of_checkpoint(folders(name), (T,))
@@ -121,6 +123,7 @@ def test_logits_are_compared_whatever_transformers_calls_them(name, folders):
     assert ours.shape[-1] == {"bert, answers": 2, "bert, for two sentences": 41}[name]
 
 
+@pytest.mark.slow
 def test_lengths_that_do_not_fit_are_refused(folders, tmp_path):
     with pytest.raises(PairError, match="at most 22 tokens and one more for a step, got 23"):
         pair_of_checkpoint(folders("gpt2"), (5, 23))

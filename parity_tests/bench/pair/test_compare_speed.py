@@ -156,6 +156,7 @@ def test_untrusted_it_is_timed_under_that_heading():
     assert all(row.seconds and row.reason.startswith(UNTRUSTED) for row in rows)
 
 
+@pytest.mark.slow
 def test_compiling_is_cold_though_a_cache_on_disk_has_the_program():
     """As this suite's own cache does after the first run."""
     hits = []

@@ -30,6 +30,7 @@ def test_of_torch_each_product_and_what_differentiates_it_are_of_their_module():
     assert found[-1][:2] == ("", REST)
 
 
+@pytest.mark.slow
 def test_of_jax_each_operation_is_of_the_module_that_it_is_traced_in():
     model = nnx.Sequential(nnx.Linear(5, 7, rngs=nnx.Rngs(0)), nnx.Linear(7, 3, rngs=nnx.Rngs(0)))
     graph, state = nnx.split(model)
@@ -65,6 +66,7 @@ def test_nothing_was_spent_where_a_profile_has_no_operations():
     assert jax_operations("", lambda: None) == ()
 
 
+@pytest.mark.slow
 def test_a_steps_products_are_of_the_modules_whose_parameters_they_read(small):
     """XLA makes them itself, of a row alone, and says nothing of where they come from."""
     side = JaxPair(pair_of_checkpoint(small("gpt2").folder, (5,)))

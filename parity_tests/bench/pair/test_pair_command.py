@@ -190,6 +190,7 @@ def test_what_is_wrong_with_it_is_told(function):
     assert "/jax_attn/" not in str(told.value)
 
 
+@pytest.mark.slow
 def test_the_command_tells_it_and_leaves_2():
     result = command("mine.py:raises")
     assert result.exit_code == 2

@@ -21,6 +21,7 @@ class Biased(nnx.Module):
         return x @ self.kernel[...] + self.bias[...]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_bias_whose_gradient_jax_adds_up_in_few_bits_is_no_mistake(dtype, monkeypatch):
     """Over 301 tokens that sum errs by several times what rounding its result would make."""

@@ -197,6 +197,7 @@ def test_suggested_inputs_tell_right_from_wrong(suggesting, monkeypatch):
         assert "FAIL" in {t.verdict for t in wrong.tensors if t.kind == "output"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Remembering, Drawing])
 def test_what_a_call_keeps_or_draws_is_seen(kind):
     reference = randomised(Attention())

@@ -100,6 +100,7 @@ def test_a_wrong_port_fails(port, reference, x, ignored, monkeypatch):
         result.raise_for_status()
 
 
+@pytest.mark.slow
 def test_a_weight_that_differs_in_one_bit_fails_and_names_its_row(x):
     reference, port = pair()
     kernel = port.attention.k_proj.kernel
@@ -111,6 +112,7 @@ def test_a_weight_that_differs_in_one_bit_fails_and_names_its_row(x):
     assert "attention.k_proj.kernel" in failure
 
 
+@pytest.mark.slow
 def test_several_outputs_pair_by_name_through_the_adapters(x):
     def reference_call(module, x):
         y = module.norm(x)
@@ -131,6 +133,7 @@ def test_several_outputs_pair_by_name_through_the_adapters(x):
     assert (head.error, head.scale) == (0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_port_that_counts_its_calls_is_left_as_it_was(x):
     class Counting(nnx.Module):
         def __init__(self):
@@ -159,11 +162,13 @@ def test_an_output_of_another_shape_fails_and_says_so(x):
     assert sentences(result, "other-shape") == [f"{name} {shapes}" for name in TRANSFORMS]
 
 
+@pytest.mark.slow
 def test_a_check_compiles_even_under_jax_disable_jit(x):
     with jax.disable_jit():
         assert check(*pair(), (x,), layout=LAYOUT, transforms=("jit",)).verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 def test_what_a_check_needs_more_than_once_is_computed_once(monkeypatch, x):
     passes = []
 
@@ -187,6 +192,7 @@ def test_what_a_check_needs_more_than_once_is_computed_once(monkeypatch, x):
     assert len(ported) == 2, "the weights, and the gradients of the one transform"
 
 
+@pytest.mark.slow
 def test_a_frozen_reference_is_compared_like_any_other(x):
     reference, port = pair()
     frozen = reference.requires_grad_(False)
@@ -195,6 +201,7 @@ def test_a_frozen_reference_is_compared_like_any_other(x):
     assert "grad head.weight" in {t.label for t in result.tensors}
 
 
+@pytest.mark.slow
 def test_a_tied_reference_and_an_untied_port_fail():
     class Tied(torch.nn.Module):
         def __init__(self):
@@ -267,6 +274,7 @@ def test_what_is_not_finite_leaves_the_rest_compared(fill, off):
     assert result.verdict is (Verdict.FAIL if off else Verdict.PASS), str(result)
 
 
+@pytest.mark.slow
 def test_integers_in_and_nothing_to_differentiate_are_compared_all_the_same():
     reference = TorchFunction(lambda i: torch.arange(5.0)[i] / 3)
     port = PortFunction(lambda i: jnp.arange(5.0)[i] / 3)

@@ -305,6 +305,7 @@ def test_numbers_that_are_not_finite_are_named(row):
     assert [sentence.startswith(doubt) for sentence in told] == [True] * bool(doubt)
 
 
+@pytest.mark.slow
 def test_outputs_without_a_gradient_on_either_side_are_checked():
     """As rotary's tables, of which the input tells the dtype only; not so wrong outputs."""
 

@@ -38,6 +38,7 @@ def test_only_the_gradients_that_are_named_are_compared_and_a_note_says_so(patte
     assert f"the gradients of {len(CHOSEN[patterns])} of {total} parameters were compared" in note
 
 
+@pytest.mark.slow
 def test_a_wrong_weight_fails_whichever_gradients_are_named(x):
     reference, port = pair()
     port.head.kernel[...] = 1.5 * port.head.kernel[...]

@@ -90,6 +90,7 @@ TIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TIES)
 def test_who_gets_the_gradient_of_equal_numbers_is_a_convention(name):
     reference, other, torchs = TIES[name]
@@ -173,6 +174,7 @@ def zeroed(x, hidden):
 HIDDEN = np.array([[0, 0, 1, 0, 1], [0, 1, 0, 0, 0], [1, 1, 1, 1, 1]], np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("port", [replaced, zeroed])
 def test_rows_without_keys_are_named_if_the_port_differs_only_there(port):
     x = RNG.standard_normal((3, 5, 4)).astype(np.float32)

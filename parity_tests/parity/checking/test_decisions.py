@@ -58,6 +58,7 @@ def test_buckets_at_exact_powers_are_the_references_and_a_note_says_so(buckets):
     assert "near-decision" in kinds(result, "standing note"), "strict lets it be"
 
 
+@pytest.mark.slow
 def test_buckets_of_distances_one_too_large_fail_and_the_decision_is_among_the_reasons(buckets):
     result = checked(buckets, FlaxBuckets(off_by_one=True), BUCKETS_LAYOUT)
     assert result.verdict is Verdict.FAIL

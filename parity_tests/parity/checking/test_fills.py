@@ -90,6 +90,7 @@ class Fused(Torch):
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)[:, 0]
 
 
+@pytest.mark.slow
 def test_torchs_fused_gradient_errs_in_a_row_hidden_by_a_constant():
     """It loses log(S) beside -1e9 in the log-sum-exp that it keeps for its backward pass."""
     plain, port = pair("added", -1e9)

@@ -27,7 +27,13 @@ def check(kind: str, bug: str = "", **options) -> parity.Result:
     return parity.check(REFERENCE, port, five_kinds.inputs(), **options)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OF_LIBRARIES = ("equinox", "linen", "keras")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if k in OF_LIBRARIES else ()) for k in KINDS],
+)
 def test_a_right_port_passes_with_its_table_and_every_gradient(kind, monkeypatch):
     ONCE.patch(monkeypatch)
     result = check(kind, transforms=("eager", "jit"))
@@ -111,6 +117,7 @@ def test_on_a_mesh_a_port_is_sharded_by_the_paths_of_its_tree(kind, monkeypatch)
 # --- what a call adapts ---
 
 
+@pytest.mark.slow
 def test_a_call_receives_what_was_handed_in(monkeypatch):
     ONCE.patch(monkeypatch)
     seen = {}

@@ -135,6 +135,7 @@ class FlaxCentered(nnx.Linear):
         return y - y.mean(0)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_only_rounding_is_a_standing_note():
     reference, port = TorchCentered(D, F), FlaxCentered(D, F, rngs=nnx.Rngs(0))
     load(port, reference.state_dict(), LINEAR)

@@ -268,6 +268,7 @@ def test_a_mesh_under_every_transform(kind):
     assert failing(result, rows) == {right: set(), wrong: runs(*TRANSFORMS)}
 
 
+@pytest.mark.slow
 def test_what_differs_on_the_mesh_alone_is_explained_so():
     explanation = checked("explicit", {"output": WRONG["summed twice"]}).explain()
     assert "computes something else on the mesh than on one device" in explanation.sentence
@@ -382,6 +383,7 @@ def test_a_mesh_on_which_nothing_is_cut_shows_nothing():
     assert kinds(result, "doubt") == ["nothing-cut"]
 
 
+@pytest.mark.slow
 def test_what_is_sent_and_held_is_noted():
     result = checked("explicit", {"output": RIGHT["a sum over features"]})
     texts = sentences(result, "traffic")

@@ -54,6 +54,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_finer_outputs_are_judged_and_noted_if_only_one_side_has_them(name):
     dtype, ours, theirs = PAIRS[name]
@@ -129,6 +130,7 @@ def test_few_coarse_operations_do_not_explain_a_failure(name):
     assert [f.weight for f in result.findings if f.kind == "coarse-port"] == [weight], str(result)
 
 
+@pytest.mark.slow
 def test_a_port_that_fails_in_its_own_dtype_is_told_nothing_of_dtypes():
     reference = Reference("float32", "float32")
     result = check(reference, Port(reference, "float32", "float32", scale=1.5), (X,), layout=TABLE)

@@ -31,6 +31,7 @@ def test_every_question_that_is_asked_has_an_answer():
     assert {*QUESTIONS_ASKED} == {*QUESTIONS}
 
 
+@pytest.mark.slow
 def test_a_narrow_dtype_that_is_judged_again_is_asked_once_of_what_no_budget_changes(asked):
     pair = PAIRS["narrow"]()
     options = {**pair.options, "transforms": ("jit",)}
@@ -42,6 +43,7 @@ def test_a_narrow_dtype_that_is_judged_again_is_asked_once_of_what_no_budget_cha
     }
 
 
+@pytest.mark.slow
 def test_other_inputs_are_asked_for_only_by_a_port_that_runs_eagerly(asked):
     pair = PAIRS["attention"]()
     for transform, times in (("jit", 0), ("eager", 1)):
@@ -50,6 +52,7 @@ def test_other_inputs_are_asked_for_only_by_a_port_that_runs_eagerly(asked):
         assert asked.count("other inputs") == times
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_a_reference_is_asked_once(asked):
     """Two ports are judged by one prepared reference, which need not be complete."""
     torch.manual_seed(0)

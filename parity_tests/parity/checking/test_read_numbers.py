@@ -44,6 +44,7 @@ def test_a_number_that_hangs_on_floats_is_noted(name):
     assert all("at test_read_numbers.py:" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_a_port_without_the_decision_fails_or_passes_with_the_note():
     reference, port = torch.nn.Linear(5, 5), nnx.Linear(5, 5, rngs=nnx.Rngs(0))
     load(port, reference.state_dict(), LINEAR)

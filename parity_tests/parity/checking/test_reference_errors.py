@@ -110,6 +110,7 @@ def doubled_and_shifted(y):
     return 2 * y + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [lambda y: y, doubled_and_shifted])
 @pytest.mark.parametrize(("nested", "noted"), [(True, 1), (False, 0)])
 def test_padding_that_torch_leaves_out_in_inference_is_noted(nested, noted, after):

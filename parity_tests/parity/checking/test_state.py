@@ -119,6 +119,7 @@ def test_wrong_running_statistics_fail_and_are_named(name, monkeypatch):
     assert failed == {f"bn.{key} after the call" for key in wrong}
 
 
+@pytest.mark.slow
 def test_in_eval_mode_nothing_changes_and_nothing_is_said():
     result = normed(FlaxNorm(), train=False, transforms=("eager",))
     assert result.verdict is Verdict.PASS, str(result)
@@ -126,6 +127,7 @@ def test_in_eval_mode_nothing_changes_and_nothing_is_said():
     assert kinds(result, "note") == []
 
 
+@pytest.mark.slow
 def test_statistics_that_no_row_pairs_are_named_in_a_note():
     result = normed(FlaxNorm(momentum=0.1), paired=False, transforms=("eager",))
     assert result.verdict is Verdict.PASS, str(result)

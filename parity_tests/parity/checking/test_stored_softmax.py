@@ -47,6 +47,7 @@ def checked(scale: float = 1.0) -> Result:
     )
 
 
+@pytest.mark.slow
 def test_a_port_that_stores_each_step_passes_and_a_note_says_so():
     result = checked()
     assert (result.verdict, kinds(result, "standing note")[0]) == ("PASS", "judged-as-jax")
@@ -57,5 +58,6 @@ def test_it_would_fail_the_budget_of_a_softmax_in_float32(monkeypatch: pytest.Mo
     assert checked().verdict == "FAIL"
 
 
+@pytest.mark.slow
 def test_a_wrong_port_fails_either_budget():
     assert checked(scale=2.0).verdict == "FAIL"

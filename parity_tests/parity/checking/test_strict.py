@@ -34,6 +34,7 @@ def test_a_note_that_counts_is_a_doubt_under_strict(row):
     assert kinds(result, "standing note") == kinds(strict, "standing note")
 
 
+@pytest.mark.slow
 def test_the_standing_note_names_what_was_run_and_what_was_not():
     result = linear(transforms=("eager", "grad"))
     (scope,) = sentences(result, "scope")

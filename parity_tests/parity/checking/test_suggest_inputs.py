@@ -482,6 +482,7 @@ def test_arguments_of_other_types_are_refused_by_name(row):
         parity.suggest_inputs(reference, **options)
 
 
+@pytest.mark.slow
 def test_a_check_on_them_passes_without_a_note_and_fails_a_wrong_port(monkeypatch):
     Once().patch(monkeypatch)
     reference, port = pair()
@@ -495,6 +496,7 @@ def test_a_check_on_them_passes_without_a_note_and_fails_a_wrong_port(monkeypatc
 SMALL = {"vocab_size": 37, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
+@pytest.mark.slow
 def test_a_spectrogram_is_as_long_as_all_positions_of_the_encoder():
     sizes = {"d_model": 16, "num_mel_bins": 8, "max_source_positions": 30}
     for side in ("encoder", "decoder"):
@@ -504,6 +506,7 @@ def test_a_spectrogram_is_as_long_as_all_positions_of_the_encoder():
     assert inputs["input_features"].shape == (3, 8, 60)
 
 
+@pytest.mark.slow
 def test_experts_in_one_product_of_groups_are_run_in_float64():
     sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 3}

@@ -50,6 +50,7 @@ def result():
     return parity.check(reference, LayersPort(reference), (X,), **options)
 
 
+@pytest.mark.slow
 def test_an_error_that_each_layer_repeats_is_one_region(result):
     (region,) = result.explain().regions
     assert len(region.again) == LAYERS - 1

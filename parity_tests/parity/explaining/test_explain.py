@@ -162,6 +162,7 @@ def test_the_sentence_names_the_cause_its_numbers_and_its_place():
     assert cause.explained == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_report_and_plain_data_have_every_region_and_the_tensors_around_it():
     explained = explain(WrongEpsilon)
     shown = ("FAIL  The port computes", "  right   ", "  WRONG   ", "furthest apart at [", "cause")
@@ -184,6 +185,7 @@ class Renamed(torch.nn.Module):
         return self.a(x, ignored)
 
 
+@pytest.mark.slow
 def test_names_decide_nothing():
     reference, port = pair(port=WrongEpsilon)
     inputs = (X, IGNORED)
@@ -191,6 +193,7 @@ def test_names_decide_nothing():
     assert found(renamed) == [("aten.native_layer_norm: add", "a.norm", "epsilon")]
 
 
+@pytest.mark.slow
 def test_of_a_right_port_nothing_differs():
     explanation = explain(FlaxBlock)
     assert (explanation.verdict, explanation.regions) == ("PASS", ())
@@ -205,12 +208,14 @@ def test_where_in_a_tensor_is_said():
     ]
 
 
+@pytest.mark.slow
 def test_an_operation_that_is_no_one_call_leaves_no_script():
     explanation = explain(Scatters)
     assert [region.first_wrong.ours.op for region in explanation.regions] == ["scatter-add"]
     assert explanation.repro == ""
 
 
+@pytest.mark.slow
 def test_tensors_that_do_not_fit_into_half_of_the_free_memory_are_refused(monkeypatch):
     result = parity.check(*pair(port=WrongActivation), (X, IGNORED), transforms=("jit",))
     monkeypatch.setattr("jax_attn.parity.explaining.explain.free_memory", lambda: 2**12)
@@ -218,6 +223,7 @@ def test_tensors_that_do_not_fit_into_half_of_the_free_memory_are_refused(monkey
         result.explain()
 
 
+@pytest.mark.slow
 def test_where_numbers_are_nan_nothing_is_claimed():
     x = X.copy()
     x[0, 0, 0] = np.nan
@@ -228,6 +234,7 @@ def test_where_numbers_are_nan_nothing_is_claimed():
     assert "no tensor inside the port could be told to be the first" in explanation.sentence
 
 
+@pytest.mark.slow
 def test_a_port_that_is_wrong_under_eager_alone_is_told_so():
     arguments = (*pair(port=WrongWhenEager), (X, IGNORED))
     explanation = parity.explain(*arguments, layout=LAYOUT, gradients=False)

@@ -94,6 +94,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", FUNCTIONS)
 def test_the_cause_of_a_wrong_function_and_its_value(row):
     theirs, ours, expected = FUNCTIONS[row]
@@ -128,6 +129,7 @@ class DoubledBias(nnx.Module):
         return jnp.tanh(x @ self.weight[...].T + 2 * self.bias[...])
 
 
+@pytest.mark.slow
 def test_a_product_that_is_right_inside_a_linear_layer_is_not_the_wrong_tensor():
     torch.manual_seed(0)
     layer = torch.nn.Linear(WIDTH, 17)
@@ -153,6 +155,7 @@ def turned_backwards(x):
     return jnp.concatenate((first * cos - second * sin, second * cos - first * sin), -1)
 
 
+@pytest.mark.slow
 def test_one_half_of_a_rotation_is_told_from_the_other():
     (region,) = explained(turned_by_halves, turned_backwards).regions
     first = region.first_wrong

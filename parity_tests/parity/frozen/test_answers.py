@@ -99,6 +99,7 @@ ALTERED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ALTERED)
 def test_what_is_wrong_is_refused_or_fails(row, golden, port):
     question, change, outcome = ALTERED[row]
@@ -136,6 +137,7 @@ ASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", ASKED)
 def test_a_wrong_answer_to_a_question_of_a_probe_is_refused(question, golden, port):
     ask, answers, message = ASKED[question]
@@ -149,6 +151,7 @@ def test_a_wrong_answer_to_a_question_of_a_probe_is_refused(question, golden, po
                 ask(own, of_table, golden.inputs)
 
 
+@pytest.mark.slow
 def test_unaltered_answers_give_the_check_of_this_process(golden, port):
     on_mesh = {"mesh": mesh("auto", data=B), "specs": {"0": P("data")}}
     other = {"layout": LAYOUT.renamed({"out_proj": "other"})}

@@ -269,6 +269,7 @@ def test_the_judge_imports_no_jax_and_nothing_at_all_once_the_file_runs(folder):
     assert done.stderr.splitlines()[-1] == "set() False"
 
 
+@pytest.mark.slow
 def test_a_right_port_has_the_report_of_a_check_in_this_process(folder):
     frozen, here = run("make", "--json"), run("make", "--json", digest=None)
     assert (frozen.exit_code, here.exit_code) == (0, 0), frozen.output

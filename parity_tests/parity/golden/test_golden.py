@@ -60,6 +60,7 @@ def _errs() -> Pair:
     return Pair(reference, ports, (x,), {"layout": layout})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*PAIRS, "errs"])
 def test_judges_as_the_reference_does_in_memory_and_from_a_folder(name, tmp_path):
     torch.manual_seed(0)

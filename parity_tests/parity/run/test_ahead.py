@@ -109,6 +109,7 @@ def test_a_run_gives_the_same_bits_and_compiles_less(transform, finished, compil
             assert np.array_equal(got.kinds[kind][name], array)
 
 
+@pytest.mark.slow
 def test_a_second_run_traces_the_port_again():
     port = Port(Layer(), None, Inputs((X,), {}))
     with compiled_ahead(port, "float32", D_OUT, ("jit",)):
@@ -118,6 +119,7 @@ def test_a_second_run_traces_the_port_again():
     assert CALLED_IN.total() > 1
 
 
+@pytest.mark.slow
 def test_the_thread_runs_nothing_of_the_users(finished):
     CALLED_IN.clear()
     with compiled_ahead(Port(Layer(), None, Inputs((X,), {})), "float32", D_OUT, ("eager", "jit")):

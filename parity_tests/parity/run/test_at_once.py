@@ -58,6 +58,7 @@ def process_wide():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_two_at_once_give_the_budgets_of_one_by_one(precision, reference, two_threads, monkeypatch):
     under, names, before = Reference.under, [], process_wide()

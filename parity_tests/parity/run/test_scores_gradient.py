@@ -1,6 +1,7 @@
 """The gradient of scores errs as that of a fused kernel, whose delta is dO·O."""
 
 import numpy as np
+import pytest
 import torch
 
 from jax_attn.parity.judge.budget import PRECISIONS
@@ -32,6 +33,7 @@ def spread(live, change=lambda weights: weights):
 ONE = torch.zeros(B, T, S, dtype=torch.bool).scatter(-1, torch.tensor([[[4], [0], [2]]] * B), 1)
 
 
+@pytest.mark.slow
 def test_a_row_of_one_key_errs_by_the_sums_that_cancel():
     """dS = dP - delta = 0, each the sum of 101 terms of about 1: in float32 by kernels in turn."""
     generator = np.random.default_rng(0)
@@ -44,6 +46,7 @@ def test_a_row_of_one_key_errs_by_the_sums_that_cancel():
     assert (spread(ONE)[~ONE] == 0).all()
 
 
+@pytest.mark.slow
 def test_weights_that_are_changed_before_they_meet_the_values_are_of_no_fused_kernel():
     changed, fused = (
         spread(ONE, change)[ONE] for change in (lambda weights: 1.0625 * weights, torch.clone)

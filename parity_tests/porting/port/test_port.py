@@ -57,6 +57,7 @@ def test_the_plan_is_printed_and_a_dry_run_writes_nothing(tmp_path, llama):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_flax_side_fills_our_module(tmp_path, llama):
     ported(llama, tmp_path / "flax", "flax")
     found = load_checkpoint(tmp_path / "flax")
@@ -69,6 +70,7 @@ def test_the_flax_side_fills_our_module(tmp_path, llama):
         assert found[stem + ".".join(path)].shape == variable.get_value().shape
 
 
+@pytest.mark.slow
 def test_an_orbax_checkpoint_restores_and_comes_back(tmp_path, llama):
     import orbax.checkpoint as ocp
 
@@ -230,6 +232,7 @@ def test_an_interrupted_port_leaves_nothing(tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path):
     arguments = ["port", plain(tmp_path), tmp_path / "flax", "--to", "flax", *RIGHT]
     code = (
@@ -249,6 +252,7 @@ def test_a_port_that_is_killed_leaves_what_does_not_look_whole(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["flax", "source"]
 
 
+@pytest.mark.slow
 def test_inspect_and_port_start_no_framework(llama, tmp_path):
     target = tmp_path / "flax"
     calls = "".join(

@@ -115,6 +115,7 @@ def test_a_source_that_is_cut_meanwhile_ends_the_port(tmp_path, source, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.slow
 def test_a_damaged_orbax_checkpoint_is_named_with_its_arrays(tmp_path, source):
     ported(source, tmp_path / "flax", "flax", "--format", "orbax")
     # All files of numbers: which arrays share one is orbax's choice, and not always the same. The

@@ -96,6 +96,7 @@ def test_heads_that_nobody_names_are_asked_for():
 # --- tables at random -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tables_of_random_mutations_never_crash_nor_carry_wrongly(request):
     """Rows, steps, keys and shapes at random: an error that says why, or a port that is proved."""
     count = 10_000 if request.config.getoption("--long") else 300

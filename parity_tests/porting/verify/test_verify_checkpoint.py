@@ -63,6 +63,7 @@ def real_model(request, tmp_path):
     return saved(tmp_path, arrays, config), (5,)
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_real_model_pass(real_model, tmp_path):
     file, layers = real_model
     report = tmp_path / "report"
@@ -224,6 +225,7 @@ def test_packed_rows_taken_in_another_order_fail(tmp_path, monkeypatch, quick):
     assert (passed.explanation, passed.explainer, result.explainer) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):
     (layer,), arrays = layers_of(saved(tmp_path, tensors(bert())), num_heads=N)
     right = rebuilding.export
@@ -243,6 +245,7 @@ def test_what_does_not_come_back_as_it_was_fails(tmp_path, monkeypatch, quick):
 # --- inconclusive, and why ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_the_rebuild_lacks_is_said_and_the_numbers_are_there(tmp_path, quick):
     config = {"model_type": "cohere", "sliding_window": 4096, "num_attention_heads": N}
     path = saved(tmp_path, tensors(llama(bias=True)), config)
@@ -255,6 +258,7 @@ def test_what_the_rebuild_lacks_is_said_and_the_numbers_are_there(tmp_path, quic
     assert {tensor["verdict"] for tensor in case["tensors"].values()} == {"PASS"}
 
 
+@pytest.mark.slow
 def test_a_softcap_is_in_both_rebuilds(tmp_path, quick):
     arrays = tensors(llama())
     config = {"num_attention_heads": N, "attn_logit_softcapping": 0.5}
@@ -269,6 +273,7 @@ def test_a_softcap_is_in_both_rebuilds(tmp_path, quick):
     assert (outputs[0] - outputs[1]).abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_a_bias_that_only_some_have_is_doubted(tmp_path, quick):
     shapes = llama(bias=True)
     del shapes["layers.0.self_attn.k_proj.bias"]

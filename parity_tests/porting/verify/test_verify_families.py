@@ -148,6 +148,7 @@ def doubts_of(tmp_path, config, model):
     return [(f["kind"], f["sentence"]) for f in findings if f["weight"] == "doubt"]
 
 
+@pytest.mark.slow
 def test_blocks_of_another_family_do_not_pass_for_this_ones(tmp_path):
     config = {"model_type": "bert", "num_attention_heads": 6, "hidden_size": 36}
     ((kind, doubt),) = doubts_of(tmp_path, config, hf.LlamaModel(hf.LlamaConfig(**GROUPED)))
@@ -155,6 +156,7 @@ def test_blocks_of_another_family_do_not_pass_for_this_ones(tmp_path):
     assert doubt.startswith("family bert: ")
 
 
+@pytest.mark.slow
 def test_a_part_does_not_pass_for_the_whole(tmp_path):
     config = hf.BertConfig(**(ONE | {"num_hidden_layers": 2})).to_dict()
     ((kind, doubt),) = doubts_of(tmp_path, config, hf.BertModel(hf.BertConfig(**ONE)))

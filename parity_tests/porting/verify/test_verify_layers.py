@@ -54,6 +54,7 @@ def test_the_summary_of_layers_says_what_they_were_verified_with(small, monkeypa
     assert "note: rows of 4 tokens are too short for the window of 5" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "gemma2"])
 def test_a_cut_does_what_the_layer_does_in_its_place(name, small, tmp_path):
     """The windows of the two layers differ."""

@@ -78,6 +78,7 @@ def test_without_transformers_nothing_is_claimed(small, monkeypatch):
     assert "--attention verifies only the attention" in words
 
 
+@pytest.mark.slow
 def test_more_than_memory_holds_is_refused_before_the_check(small, monkeypatch):
     monkeypatch.setattr(pretrained, "free_memory", lambda: 2**20)
     done = verify(small("gpt2").folder)
@@ -149,6 +150,7 @@ def test_a_folder_without_a_config(small, tmp_path):
     assert "expected a config.json beside the tensors" in " ".join(done.output.split())
 
 
+@pytest.mark.slow
 def test_a_class_that_is_no_model_is_refused(small, tmp_path):
     folder = changed(small("gpt2"), tmp_path, architectures=["GPT2Config"])
     done = verify(folder, "--model")
@@ -156,6 +158,7 @@ def test_a_class_that_is_no_model_is_refused(small, tmp_path):
     assert "architectures" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", [{"initializer_range": 2.0}, {"attention_dropout": "0.0"}])
 def test_a_config_that_transformers_refuses(field, small, tmp_path):
     """By an error of huggingface_hub's own; status 1 would say that parity failed."""
@@ -166,6 +169,7 @@ def test_a_config_that_transformers_refuses(field, small, tmp_path):
     assert f"field '{next(iter(field))}'" in words
 
 
+@pytest.mark.slow
 def test_keys_of_a_wrapper_are_told_with_what_strips_them(small, tmp_path):
     folder = changed(small("gpt2"), tmp_path)
     tensors = {f"module.{key}": x for key, x in load_checkpoint(folder).items()}

@@ -83,6 +83,7 @@ def run(*args: str):
     return CliRunner().invoke(main, ["calibrate", *args], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_command_leaves_0_and_writes_what_it_found(tmp_path):
     outcome = run("--configurations", "200", "-k", ONE, "--json", "--report", str(tmp_path))
     assert outcome.exit_code == 0, outcome.stdout

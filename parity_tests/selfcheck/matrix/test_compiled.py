@@ -272,6 +272,7 @@ def process_that_compiles(probe_first: bool, **environment: str) -> subprocess.P
     )
 
 
+@pytest.mark.slow
 def test_the_backend_and_the_environment_stay_as_they_are_in_processes_at_once():
     """With the platform pinned before, and with jax left to choose it; side by side, since
     libtpu guards itself with a lock file."""

@@ -92,6 +92,7 @@ def test_a_port_that_computes_all_of_it_on_each_device_holds_too_much(kind):
     assert any("forward: expected temporaries" in x for x in of_kind(failures, "mesh-costs"))
 
 
+@pytest.mark.slow
 def test_a_port_with_whole_parameters_sends_more_than_theory():
     """The gradient of its query projection is not cut by heads, so that it is a larger sum."""
     row = on(MQA, "auto")
@@ -117,6 +118,7 @@ def whole_after(step):
     return run
 
 
+@pytest.mark.slow
 def test_a_step_at_another_rate_fails(monkeypatch):
     monkeypatch.setattr(on_mesh, "_step", other_rate(on_mesh._step))
     reports, _ = on(MQA, "auto").after_a_step()
@@ -124,6 +126,7 @@ def test_a_step_at_another_rate_fails(monkeypatch):
     assert {r.verdict for r in reports if r.name != "W_K.bias"} == {Verdict.FAIL}
 
 
+@pytest.mark.slow
 def test_a_step_that_leaves_parameters_whole_fails(monkeypatch):
     row = on(MQA, "auto")
     assert row.after_a_step()[1] == []

@@ -115,6 +115,7 @@ def test_a_dropped_partial_tile_fails_a_row_past_the_edge_and_passes_on_small_sh
     assert small.verdict is Verdict.PASS, str(small)
 
 
+@pytest.mark.slow
 def test_a_report_says_which_tiles_and_pages_each_row_ran_in():
     (one,) = run_cases([SMALL], doubts=no_bugs)
     row = prepared(CACHED)

@@ -96,6 +96,7 @@ def test_with_nothing_planted_it_gives_what_the_oracle_gives(changes):
         assert np.abs(got[name] - a).max() <= 2.0**-52 * 100 * 24 * max(np.abs(a).max(), 1), name
 
 
+@pytest.mark.slow
 def test_a_row_where_nothing_is_planted_kills_nothing(monkeypatch):
     """The kill matrix can fail."""
     name = "biases dropped"

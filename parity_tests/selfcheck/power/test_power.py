@@ -26,6 +26,7 @@ def run(*args: str):
     return CliRunner().invoke(main, args)
 
 
+@pytest.mark.slow
 def test_the_matrix_names_each_bug_its_own_row_and_by_how_much_it_is_over(tmp_path):
     outcome = run(*ONE, "--report", str(tmp_path))
     assert outcome.exit_code == 0, outcome.output
@@ -82,6 +83,7 @@ def test_what_is_infinitely_wrong_is_null_in_the_report(monkeypatch):
     assert summary([kill], ["a"])["weakest"]["times"] is None
 
 
+@pytest.mark.slow
 def test_bugs_beside_the_matrix_are_tried_by_the_names_of_their_cases():
     outcome = run("power", "-k", "training/SGD, maximize", "--json")
     assert outcome.exit_code == 0, outcome.output

@@ -207,6 +207,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_loaded_where_torch_cannot_be_imported(tmp_path):
     path = tmp_path / "model.safetensors"
     save_checkpoint(path, {"weight": A})

@@ -232,6 +232,7 @@ def test_every_problem_is_told_at_once(tmp_path):
     assert [p.name for p in error.value.problems] == [str(tmp_path / name) for name in files]
 
 
+@pytest.mark.slow
 def test_hundreds_of_problems_are_told_quickly(tmp_path):
     """Names are compared with one another for hints: for those that are shown alone."""
     key = "model.layers.{}.attention.{}.weight"

@@ -152,6 +152,7 @@ assert single.bias.get_value().devices() == {last}
 """
 
 
+@pytest.mark.slow
 def test_each_device_is_given_its_own_part_and_no_more(tmp_path):
     shapes = {"both": (10, 6), "one": (10, 6), "none": (6, 10), "head": (10, 6), "scalar": ()}
     tensors = {name: drawn(*shape) if shape else np.float32(3) for name, shape in shapes.items()}

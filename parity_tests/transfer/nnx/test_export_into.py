@@ -20,6 +20,7 @@ def problems_of(act) -> dict[str, str]:
     return {p.name: p.kind for p in error.value.problems}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", five_kinds.KINDS)
 def test_a_port_of_every_kind_goes_back_to_the_bit(kind):
     reference, other = five_kinds.reference(), five_kinds.reference()

@@ -94,6 +94,7 @@ def test_layers_are_folded_and_the_code_says_what_is_open():
     assert len(true) - len(ours) == 6  # the query's and the output's kernel, in three layers
 
 
+@pytest.mark.slow
 def test_order_decides_nothing():
     tensors = torch_tensors()
     backwards = dict(reversed(tensors.items()))
@@ -171,6 +172,7 @@ def test_shapes_tell_names_of_one_kind_apart_where_types_tell_how_they_lie():
     )
 
 
+@pytest.mark.slow
 def test_numbers_that_do_not_agree_throughout_decide_nothing():
     published, _ = as_published()
     proposal = infer(published, abstract(layers=3))
@@ -198,6 +200,7 @@ def test_what_no_table_shows_is_said():
     assert "assumed" not in infer(*pair("gqa")[:2]).code
 
 
+@pytest.mark.slow
 def test_norms_of_queries_and_keys_turn_with_them():
     module = GroupedQueryAttention(16, 4, 2, rotary=Rotary(), qk_norm=nnx.RMSNorm, rngs=nnx.Rngs(0))
     assert '(to_half_split(), "q_proj", "k_proj", "q_norm", "k_norm")' in infer({}, module).code

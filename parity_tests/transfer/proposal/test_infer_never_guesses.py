@@ -60,6 +60,7 @@ def by_name_alone(possible):
     return greedy([pair for pair in possible if pair.bond < matching.Bond.NONE])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guess", [greedy, by_name_alone])
 def test_a_matcher_that_guesses_is_seen(flax_modules, guess, monkeypatch):
     monkeypatch.setattr(proposal, "settled_pairs", guess)

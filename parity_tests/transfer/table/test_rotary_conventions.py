@@ -36,6 +36,7 @@ TURNED = ("q_proj", "k_proj", "q_norm", "k_norm")
 DIRECTIONS = {"to_half_split": (to_half_split, True), "to_interleaved": (to_interleaved, False)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dim"), [("to_half_split", None), ("to_interleaved", 8)])
 def test_converted_weights_compute_the_same_attention(name, dim):
     step, interleaved = DIRECTIONS[name]

@@ -211,6 +211,7 @@ def test_export_leaves_no_parameter_behind(loaded):
     assert found == [("unexpected", f"layers.{i}.norm.scale") for i in range(LAYERS)]
 
 
+@pytest.mark.slow
 def test_a_hopeless_pairing_is_told_quickly():
     """Names are compared with each other for hints: not each with each in a big model."""
     shapes = {f"l.{i}.attn.{name}_proj.kernel": (D, N, H) for i in range(300) for name in "qkv"}

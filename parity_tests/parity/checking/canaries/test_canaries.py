@@ -52,6 +52,7 @@ def test_drawn_inputs_under_a_mask_that_matters_pass(dtype):
     assert result.verdict is Verdict.PASS, str(result)
 
 
+@pytest.mark.slow
 def test_a_blind_check_is_inconclusive_and_says_every_reason():
     """Uniform inputs, a mask that hides nothing, as many queries as heads."""
     result = run(np.ones((B, N, D)), allowed=np.ones((N, N), bool))
@@ -89,6 +90,7 @@ BLIND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLIND)
 def test_what_hides_a_bug_is_named(name):
     arguments, kind, doubt = BLIND[name]

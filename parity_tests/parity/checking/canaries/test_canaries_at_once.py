@@ -50,6 +50,7 @@ def tried(monkeypatch, long):
         return try_on(module, (x,), gradients=True), names - {threading.main_thread().name}
 
 
+@pytest.mark.slow
 def test_two_threads_find_what_one_finds(two_threads, monkeypatch):
     alone, _ = tried(monkeypatch, float("inf"))
     at_once, threads = tried(monkeypatch, 0.0)

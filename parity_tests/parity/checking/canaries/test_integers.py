@@ -116,6 +116,7 @@ def test_a_port_that_does_not_read_an_integer_fails_and_a_right_one_passes(row):
     assert (result.verdict, unvaried(result)) == (Verdict.PASS, []), str(result)
 
 
+@pytest.mark.slow
 def test_of_several_the_one_that_is_not_read_is_named():
     def call(softmax, table, x, kind, positions):
         return attend(softmax, x + table[kind] + table[positions])
@@ -149,6 +150,7 @@ def packed(softmax, table, x, kind):
     return softmax(xp.where(others, -xp.inf, y @ y.mT), -1) @ x
 
 
+@pytest.mark.slow
 def test_positions_that_also_start_sequences_are_noted_and_gaps_are_the_remedy():
     """A right port of positions alone would fail out of order: it is not tried."""
     result = compared(packed, rotary, kind=IN_ORDER)

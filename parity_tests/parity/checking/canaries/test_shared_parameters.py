@@ -55,6 +55,7 @@ def reference():
     return Reference().eval()
 
 
+@pytest.mark.slow
 def test_a_right_port_passes_whatever_neutral_weights_were_tried(reference):
     result = parity.check(reference, Port(reference), INPUTS, **JITTED)
     assert result.verdict is Verdict.PASS
@@ -62,12 +63,14 @@ def test_a_right_port_passes_whatever_neutral_weights_were_tried(reference):
     assert any("up.weight" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_a_wrong_scale_is_explained_as_one(reference):
     result = parity.check(reference, Port(reference, 1.01), INPUTS, **JITTED)
     assert result.verdict is Verdict.FAIL
     assert "1.01 times as large" in result.explain().sentence
 
 
+@pytest.mark.slow
 def test_a_run_that_writes_to_shared_parameters_is_told(reference, monkeypatch):
     def written(reference, changes):
         def call(module, **inputs):

@@ -19,6 +19,7 @@ from jax_attn.parity.golden.golden import Golden, decoded
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.pair.errors import PairError, refusal
 from jax_attn.parity.pair.pair import FIXED
+from jax_attn.parity.run.inputs_and_runs import RaisedError
 
 
 class Frozen(NamedTuple):
@@ -73,6 +74,8 @@ def judged_by_answers(process: PortProcess, golden: Golden, options: Mapping[str
         result = judged(golden, PortSide.of(golden, port, transforms, weights))
     except (PairError, MemoryError):
         raise
+    except RaisedError as error:  # under every transform; its cause has the process's lines
+        raise (error.__cause__ or error) from None
     except Exception as error:  # answers that contradict one another
         if refusal(error) is not None:
             raise

@@ -13,8 +13,17 @@ from jax_attn.parity.frozen.table_words import layout_of
 from jax_attn.parity.judge.finding import Finding, StandingNote
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.parity.run.asked_port import PINNED, PortFacts
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, float_dtype, holds, is_float
+from jax_attn.parity.run.inputs_and_runs import (
+    Arrays,
+    Inputs,
+    RaisedError,
+    Run,
+    float_dtype,
+    holds,
+    is_float,
+)
 from jax_attn.transfer import Layout, Problem, TransferError
+from jax_attn.transfer.problems import printable
 
 _JAX_PART = {"devices": tuple, "jax_default_matmul_precision": str, "jax_enable_x64": bool}
 """The keys of `environment.of_jax`, and their types in an answer."""
@@ -82,7 +91,12 @@ class FrozenPort:
             self._is_full[0] = before
 
     def run(self, dtype: str, cotangents: Arrays, transform: str) -> Run:
-        return self._run(dtype, self._ask("run", dtype, cotangents, transform))
+        answer = self._ask("run", dtype, cotangents, transform)
+        match answer:
+            case (str(words), str(message), str(module)):
+                line = printable(" ".join(words.split()))
+                raise RaisedError(line) from self.process.refusal(message, module)
+        return self._run(dtype, answer)
 
     def tried(self, dtype: str, inputs: Inputs, transform: str) -> Run | str:
         answer = self._ask("tried", dtype, inputs, transform)

@@ -25,7 +25,7 @@ from jax_attn.parity.pair.errors import MissingModuleError, PairError, is_users,
 from jax_attn.parity.pair.pair import Pair
 from jax_attn.parity.pair.read import made, port_of
 from jax_attn.parity.run.ahead import compiled_ahead
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, RaisedError, Run
 from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.transfer import TransferError
 
@@ -72,9 +72,14 @@ class Answering:
 
     def run(
         self, is_alone: bool, is_full: bool, dtype: str, cotangents: Arrays, transform: str
-    ) -> Run:
-        with full_precision(is_full):
-            return self._sides[is_alone].run(dtype, cotangents, transform)
+    ) -> Run | tuple[str, str, str]:
+        """Return the run; if the port raises an error, its words and those of a refusal."""
+        try:
+            with full_precision(is_full):
+                return self._sides[is_alone].run(dtype, cotangents, transform)
+        except RaisedError as error:
+            refused = refusal(error) or PairError(f"{error}")
+            return str(error), *refused_words(refused)
 
     def tried(
         self, is_alone: bool, is_full: bool, dtype: str, inputs: Inputs, transform: str
@@ -123,8 +128,12 @@ def answered(question: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, 
         refused = error if isinstance(error, PairError) else refusal(error)
         if refused is None:
             raise  # a mistake of this package
-        name = refused.name if isinstance(refused, MissingModuleError) else ""
-        return "refused", (str(refused), name)
+        return "refused", refused_words(refused)
+
+
+def refused_words(refused: PairError) -> tuple[str, str]:
+    """Return the message of a refusal, and the name of the module that is not installed, or ""."""
+    return str(refused), refused.name if isinstance(refused, MissingModuleError) else ""
 
 
 def serve(channel: socket.socket) -> None:

@@ -102,12 +102,16 @@ class PortProcess:
             case ("answer", answer):
                 return answer
             case ("refused", (str(message), str(module))):
-                # Each further line is marked, as one that it prints, so that it is no line of ours.
-                lines = f"\n{_place(self.named)}: ".join(map(printable, message.split("\n")))
-                raise MissingModuleError(lines, module) if module else PairError(lines)
+                raise self.refusal(message, module)
             case ("memory", str(message)):
                 raise MemoryError(printable(message))
         raise self.wrong("an answer", reply)
+
+    def refusal(self, message: str, module: str) -> PairError:
+        """Return the error in whose words the process refuses. module: one not installed, or ""."""
+        # Each further line is marked, as one that it prints, so that it is no line of ours.
+        lines = f"\n{_place(self.named)}: ".join(map(printable, message.split("\n")))
+        return MissingModuleError(lines, module) if module else PairError(lines)
 
     def leave(self) -> None:
         """Let the process end. Raises PairError if it, or one that it started, does not."""

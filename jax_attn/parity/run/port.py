@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.extend import core as jex
 
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.finding import StandingNote
@@ -21,12 +20,13 @@ from jax_attn.parity.run.call_side import as_raised, call_side, raised_when
 from jax_attn.parity.run.inputs_and_runs import (
     Arrays,
     Inputs,
+    RaisedError,
     Run,
     holds,
-    is_float,
     named_outputs,
 )
 from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
+from jax_attn.parity.run.programs import float_dtypes
 from jax_attn.parity.run.transforms import (
     RUN_UNDER,
     Arguments,
@@ -58,10 +58,17 @@ class Port:
 
     @cached_property
     def _output_shapes(self) -> tuple[Tree, Tree]:
-        """The shapes and dtypes of floating outputs, and of the others, from one trace."""
-        forward, *args = self.bind()
-        with raised_when("the shapes of its outputs were traced, before it was run"):
-            shapes, after = jax.eval_shape(forward, *args)
+        """The shapes of floating outputs and of the others: traced, or of a call if that fails."""
+        forward, *bound = self.bind()
+        args: Any = tuple(bound)
+        try:
+            with raised_when("the shapes of its outputs were traced, before it was run"):
+                shapes, after = jax.eval_shape(forward, *args)
+        except RaisedError as error:
+            try:
+                shapes, after = jax.eval_shape(lambda outputs: outputs, forward(*args))
+            except RaisedError:
+                raise error from error.__cause__
         return shapes, after.get("decided", {})
 
     @property
@@ -177,10 +184,11 @@ class Port:
         return {path: np.asarray(arrays[path]) for path in paths}
 
     def computed_in(self) -> Counter[str]:
-        """Count the floating-point results of a forward pass by their dtype, from one trace."""
+        """Count a forward pass's floating-point results by dtype; none if it cannot be traced."""
         forward, *args = self.bind()
-        with self.on_mesh():
-            return Counter(_float_dtypes(jax.make_jaxpr(forward)(*args).jaxpr))
+        with self.on_mesh(), contextlib.suppress(RaisedError):
+            return Counter(float_dtypes(jax.make_jaxpr(forward)(*args).jaxpr))
+        return Counter()
 
     def programs(self, dtype: str, cotangents: Arrays) -> dict[str, jax.stages.Compiled]:
         """Compile the forward pass and, if there are cotangents, forward and backward together."""
@@ -292,17 +300,6 @@ def _mistyped(outputs: Mapping[str, np.dtype], dtype: str) -> str:
     )
     coarsest = max(outputs.values(), key=lambda held: float(jnp.finfo(held).eps))
     return f"{problem}; {checked_in(coarsest.name)}" if coarsest.name in DTYPES else problem
-
-
-def _float_dtypes(jaxpr: jex.Jaxpr) -> Iterator[str]:
-    """Yield the dtype of each floating-point result of the innermost operations."""
-    for equation in jaxpr.eqns:
-        if inside := list(jex.jaxprs_in_params(equation.params)):
-            for each in inside:
-                yield from _float_dtypes(each)
-        else:
-            dtypes = (getattr(v.aval, "dtype", None) for v in equation.outvars)
-            yield from (d.name for d in dtypes if isinstance(d, np.dtype) and is_float(d))
 
 
 def _apart(outputs: Tree) -> Outputs:

@@ -7,11 +7,16 @@ run of a port that fails.
 import contextlib
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
+from jax.extend import core as jex
+
+from jax_attn.parity.run.inputs_and_runs import is_float
 
 _KEPT = 8
 """The number of programs to keep; the least recently used are dropped."""
@@ -58,3 +63,14 @@ class LoweredProgram:
             while len(_PROGRAMS) > _KEPT:
                 _PROGRAMS.popitem(last=False)
         return program
+
+
+def float_dtypes(jaxpr: jex.Jaxpr) -> Iterator[str]:
+    """Yield the dtype of each floating-point result of the innermost operations."""
+    for equation in jaxpr.eqns:
+        if inside := list(jex.jaxprs_in_params(equation.params)):
+            for each in inside:
+                yield from float_dtypes(each)
+        else:
+            dtypes = (getattr(v.aval, "dtype", None) for v in equation.outvars)
+            yield from (d.name for d in dtypes if isinstance(d, np.dtype) and is_float(d))

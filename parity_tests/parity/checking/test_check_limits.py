@@ -264,6 +264,22 @@ def test_an_error_under_one_transform_is_a_reason_and_the_others_are_judged(x, t
     assert {(t.transform, t.verdict) for t in result.tensors} == {("jit", Verdict.PASS)}
 
 
+def _only_eager(module, x):
+    if "Jaxpr" in type(x).__name__:  # while a program is traced, as for the shapes of outputs
+        raise TypeError
+    return module(x)
+
+
+@pytest.mark.slow
+def test_a_port_that_cannot_be_traced_is_judged_eagerly(x):
+    result = check(*pair(), (x,), port_call=_only_eager)
+    assert (result.verdict, [f.kind for f in result.failures]) == (Verdict.FAIL, ["raised"])
+    assert result.failures[0].startswith("jit: ")
+    assert {(t.transform, t.verdict) for t in result.tensors} == {("eager", Verdict.PASS)}
+    wrong = lambda module, x: 2 * _only_eager(module, x)  # noqa: E731
+    assert check(*pair(), (x,), port_call=wrong, transforms=("eager",)).verdict is Verdict.FAIL
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", BAD)
 def test_what_cannot_be_checked_is_refused_by_name(row, x):

@@ -81,6 +81,7 @@ ALTERED = {
         Verdict.FAIL,
     ),
     "words for a run": ("run", lambda run: "PASS", "hand back a run"),
+    "an error under every transform": ("run", lambda _: ("no\nPASS", "no\nPASS", ""), ": PASS$"),
     "words for arrays": ("run", outputs(lambda a: "zero"), "hand back arrays by name"),
     "other weights": ("to_torch", lambda arrays: {k: a + 1 for k, a in arrays.items()}, "FAIL"),
     "no weights": ("weights", lambda answer: None, "hand back its weights"),
@@ -110,6 +111,17 @@ def test_what_is_wrong_is_refused_or_fails(row, golden, port):
         return
     with pytest.raises((PairError, ValueError, TypeError), match=outcome):
         frozen(golden, pair, **altered)
+
+
+@pytest.mark.slow
+def test_an_error_under_one_transform_is_one_line_and_the_others_are_judged(golden, port):
+    raised = iter([("port: raises\nPASS", "Traceback\nPASS", "")])
+    pair = Pair(None, port, None, layout=LAYOUT)
+    options = {"transforms": ("jit", "remat"), "strict": False}
+    with AskedHere(pair, {"run": lambda run: next(raised, run)}) as process:
+        result = judged_by_answers(process, golden, options).result
+    assert [(f.kind, str(f)) for f in result.failures] == [("raised", "jit: port: raises PASS")]
+    assert {(t.transform, t.verdict) for t in result.tensors} == {("remat", Verdict.PASS)}
 
 
 ASKED = {

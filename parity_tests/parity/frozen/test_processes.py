@@ -44,6 +44,15 @@ def wrong():
     return make(0.6)
 
 
+def raises_when_compiled():
+    def call(module, x):
+        if "Jaxpr" in type(x).__name__:
+            raise TypeError("no program\\nPASS  port.py:make")
+        return module(x)
+
+    return make(port_call=call, transforms=("eager", "jit"))
+
+
 def other_inputs():
     return make() and parity.Pair(None, attention(), (np.ones((2, 5, 6), np.float32),))
 
@@ -274,6 +283,18 @@ def test_a_right_port_has_the_report_of_a_check_in_this_process(folder):
     frozen, here = run("make", "--json"), run("make", "--json", digest=None)
     assert (frozen.exit_code, here.exit_code) == (0, 0), frozen.output
     assert json.loads(frozen.stdout) == json.loads(here.stdout)
+
+
+@pytest.mark.slow
+def test_an_error_under_one_transform_has_the_report_of_a_check_in_this_process(folder):
+    function = "raises_when_compiled"
+    frozen, here = run(function, "--json"), run(function, "--json", digest=None)
+    assert (frozen.exit_code, here.exit_code) == (1, 1), frozen.output
+    ours, theirs = json.loads(frozen.stdout), json.loads(here.stdout)
+    (error,), (same,) = (report["reasons"] for report in (ours, theirs))
+    assert error.split() == same.split()
+    assert error.startswith("jit: port: expected it to run")
+    assert ours["tensors"] == theirs["tensors"] != {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")

@@ -75,10 +75,13 @@ KINKS = {
 _SPELLINGS = {
     "__abs__": "abs",
     "absolute": "abs",
+    "adaptive_max_pool1d": "adaptive_max_pool2d",
+    "argsort": "sort",
     "clip": "clamp",
     "leaky_relu_": "leaky_relu",
     "max_pool1d": "max_pool2d_with_indices",
     "max_pool2d": "max_pool2d_with_indices",
+    "max_pool3d": "max_pool3d_with_indices",
 }
 """The name of a function -> the operator that it calls."""
 
@@ -233,7 +236,7 @@ def _at_tie(name: str, other: Other, met: _Met) -> Iterator[str]:
         yield (
             f"{near} of {total} results of {name} ({line}) come from equal numbers, where torch's "
             f"gradient goes to {tie.torchs} and that of {other.usual} to {other.goes_to}; "
-            f"{tie.remedy} has torch's"
+            f"{tie.remedy}"
         )
 
 

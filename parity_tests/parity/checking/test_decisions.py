@@ -2,6 +2,8 @@
 
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from helpers.parity.deciding_pairs import (
     tokens,
 )
 from helpers.parity.findings import kinds, sentences
+from helpers.parity.functions import PortFunction, TorchFunction
 from helpers.parity.one_reference import Once
 from jax_attn.parity import Verdict, check
 from jax_attn.parity.checking.prepared import Prepared
@@ -211,3 +214,27 @@ def test_a_decision_in_place_about_an_input_is_seen_and_is_the_runs_own():
     assert "reference's floor at test_decisions.py:" in sentence
     (floor,) = side.reference._decisions
     assert not floor.constant
+
+
+TAKEN = {
+    # name -> reference, and a right port that takes the first of numbers that bfloat16 makes equal
+    "amax": (lambda x: x.amax(1), lambda x: jnp.take_along_axis(x, x.argmax(1)[:, None], 1)[:, 0]),
+    "kthvalue": (lambda x: x.kthvalue(12, 1).values, lambda x: jnp.sort(x, 1)[:, 11]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TAKEN)
+def test_numbers_that_a_narrow_dtype_makes_equal_may_be_taken_in_another_order(name):
+    rng = np.random.default_rng(4)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((5, 13, 16), (16, 37)))
+    of_torch, of_jax = TAKEN[name]
+    reference = TorchFunction(lambda x, w: of_torch((3 * (x @ w)).sigmoid()))
+    ports = [
+        PortFunction(lambda x, w, by=by: of_jax(by * jax.nn.sigmoid(3 * (x @ w)))) for by in (1, 3)
+    ]
+    verdicts = [
+        check(reference, port, (x, w / 4), transforms=("jit",), dtype="bfloat16").verdict
+        for port in ports
+    ]
+    assert verdicts == [Verdict.INCONCLUSIVE, Verdict.FAIL]

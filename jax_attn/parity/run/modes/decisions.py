@@ -29,14 +29,14 @@ from jax_attn.parity.run.modes.lines import calling_line
 from jax_attn.parity.run.modes.many_runs import runs_of
 from jax_attn.parity.run.modes.mode import Mode
 from jax_attn.parity.run.modes.module_calls import ModuleCalls
-from jax_attn.parity.run.modes.sides import SIDES
+from jax_attn.parity.run.modes.sides import SIDES, one_of, side, takes_one
 
 ROUNDINGS = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _RANKS = frozenset({"topk", "sort"})
 _CHOICES = frozenset({"argmax", "argmin", "bucketize", "searchsorted", "nonzero", *_RANKS})
 _WITHOUT_SIDES = ROUNDINGS | _CHOICES | _COMPARISONS
-DECIDING = _WITHOUT_SIDES | SIDES.keys()
+DECIDING = _WITHOUT_SIDES | SIDES
 _COMPARING = Lock()  # one for all decisions: perturbed runs are made in two threads
 
 
@@ -107,12 +107,20 @@ def perturb(decision: Decision, own: Tensor) -> Tensor:
 
 
 def either(coins: Callable[[torch.Size], Tensor], decision: Decision, own: Tensor) -> Tensor:
-    """Return the decision of `perturb`; if another is held, each of the two in half of the runs."""
+    """Return the decision of `perturb`; or one of it and the one held.
+
+    Where those two differ, each is taken in a quarter of the runs, and the run's own in the others.
+    If several numbers equal the one that is taken in the dtype under test, half of them are left.
+    """
     own, held, taken = perturb(decision, own), decision.held, decision.taken
     if held is None or decision.constant or own.shape != taken.shape:
         return own
+    if decision.is_side:
+        left = taken & coins(taken.shape)
+        taken = torch.where(left.any(-1, keepdim=True), left, taken)
     differs = (held != taken).any(-1, keepdim=True)
-    return torch.where(differs, torch.where(coins(differs.shape), held, taken), own)
+    either = torch.where(coins(differs.shape), held, taken)
+    return torch.where(differs & coins(differs.shape), either, own)
 
 
 @cache
@@ -161,7 +169,7 @@ class DecisionRecorder(Mode):
         name, constant = decision_name(func), made_by is not None
         is_side = name in SIDES or (name in _COMPARISONS and not constant)
         recorded = decides(func, args, kwargs, sides=self._sides)
-        side = SIDES[name](*args, **kwargs) if recorded and name in SIDES else None
+        taken = side(name, args, kwargs) if recorded and name in SIDES else None
         result = func(*args, **kwargs)
         mark(result, made_by)
         if recorded:
@@ -169,7 +177,7 @@ class DecisionRecorder(Mode):
             place = f"in `{path}` ({line})" if path else f"at {line}"
             what = f"cast to {kwargs['dtype']}" if name == "_to_copy" else name
             what = f"the reference's {what.replace('torch.', '')} {place}"
-            taken = _decided(result).detach().clone() if side is None else side
+            taken = _decided(result).detach().clone() if taken is None else taken
             self.decisions.append(Decision(what, call, constant, taken, is_side))
         return result
 
@@ -203,21 +211,28 @@ class DecisionReplay:
             self._left, self.lost = [], True
             return result
         name = decision_name(func)
-        side = SIDES.get(name) if decision.is_side else None
-        own = side(*args, **kwargs) if side else _decided(result)
+        took_side = decision.is_side and name in SIDES
+        own = side(name, args, kwargs) if took_side else _decided(result)
         if self._policy is not follow:  # which may have a bug
             for own_of_run, turn in zip(runs_of(own, len(self._turns)), self._turns, strict=True):
                 decision.compare(own_of_run, turn)
-        if decision.is_side:
+        if decision.is_side and not self._takes_either(decision, name, args, kwargs):
             return result
         going_on = self._policy(decision, own)
         if going_on is own:
             return result
+        if decision.is_side:
+            return one_of(going_on, name, result, args, kwargs)
         going_on = going_on.to(own.dtype)
         if name not in _RANKS:
             return going_on
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | {**kwargs}
         return args[0].gather(named.get("dim", -1), going_on), going_on
+
+    def _takes_either(self, decision: Decision, name: str, args: tuple, kwargs: Kwargs) -> bool:
+        """Return whether this run may continue with another of several numbers as the largest."""
+        held = decision.held is not None and self._policy is not follow
+        return held and takes_one(name, args, kwargs)
 
 
 class DecisionDetector(DecisionReplay):

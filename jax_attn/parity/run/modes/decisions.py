@@ -107,10 +107,10 @@ def perturb(decision: Decision, own: Tensor) -> Tensor:
 
 
 def either(coins: Callable[[torch.Size], Tensor], decision: Decision, own: Tensor) -> Tensor:
-    """Return the decision of `perturb`; or one of it and the one held.
+    """Return the decision of `perturb`, or another that is held.
 
-    Where those two differ, each is taken in a quarter of the runs, and the run's own in the others.
-    If several numbers equal the one that is taken in the dtype under test, half of them are left.
+    Where another is held, it is taken in half of the runs; in a quarter, the reference's is, and in
+    a quarter the run's own. If several numbers are equal in the dtype under test, half are left.
     """
     own, held, taken = perturb(decision, own), decision.held, decision.taken
     if held is None or decision.constant or own.shape != taken.shape:
@@ -119,8 +119,8 @@ def either(coins: Callable[[torch.Size], Tensor], decision: Decision, own: Tenso
         left = taken & coins(taken.shape)
         taken = torch.where(left.any(-1, keepdim=True), left, taken)
     differs = (held != taken).any(-1, keepdim=True)
-    either = torch.where(coins(differs.shape), held, taken)
-    return torch.where(differs & coins(differs.shape), either, own)
+    either = torch.where(coins(differs.shape), own, taken)
+    return torch.where(differs, torch.where(coins(differs.shape), held, either), own)
 
 
 @cache

@@ -24,6 +24,7 @@ _NARROW = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_SLIGHT = 1e-3
 
 
 def precisions(call: OperatorCall) -> Iterator[Bug]:
@@ -60,7 +61,7 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) ->
     if isclose(factor, 1.0, rel_tol=1e-12):
         return
     near = nearest(factor, sizes)
-    shown = f"{factor:.6g}"
+    shown = f"{factor:.6g}" if f"{factor:.6g}" != "1" else f"{factor:.9g}"
     shown += f" ({near})" if near not in ("", shown) else ""
     name, says = "scale", f"the result of {op} {shown} times as large"
     if is_backward:
@@ -69,6 +70,12 @@ def scales(op: str, factor: float, is_backward: bool, sizes: Collection[int]) ->
         )
         says = "no gradient" if factor == 0 else f"a gradient that is {shown} times as large"
     yield Bug(name, says, result(lambda x: x * factor), near or factor)
+
+
+def is_slight(bug: Bug) -> bool:
+    """Return whether a bug is a fitted factor so near 1 that it may stand for another, such as an
+    epsilon, which is tried too."""
+    return bug.name == "scale" and isinstance(bug.value, float) and abs(bug.value - 1) < _SLIGHT
 
 
 def factors(call: OperatorCall) -> Iterator[Bug]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, permutations
+from math import prod
 from operator import mul
 from typing import NamedTuple
 
@@ -32,20 +33,23 @@ class View(NamedTuple):
 def views(own: Sequence[int], shape: Sequence[int]) -> Iterator[View]:
     """Yield the ways to view a tensor of shape `own` in `shape`.
 
-    Its own axes are permuted or, if those of `shape` are finer, the axes of `shape`.
+    Its own axes are permuted or, if those of `shape` are finer, the axes of `shape`. If neither are
+    finer, as those of groups of channels, the numbers keep their order.
     """
     own, shape = (tuple(n for n in own if n > 1), tuple(shape))
     wanted = tuple(n for n in shape if n > 1)
-    coarser = False
+    found = False
     for order in permutations(range(len(own))):
         if _cuts(wanted) <= _cuts([own[i] for i in order]):
-            coarser = True
+            found = True
             yield View(own, order, shape, _is_plain(own, order))
-    for order in () if coarser else permutations(range(len(wanted))):
+    for order in () if found else permutations(range(len(wanted))):
         finer = tuple(wanted[i] for i in order)  # the axes of `wanted` in the order of its own
         if _cuts(own) <= _cuts(finer):
-            back = tuple(map(int, np.argsort(order)))
+            found, back = True, tuple(map(int, np.argsort(order)))
             yield View(finer, back, shape, _is_plain(wanted, order))
+    if not found and prod(own) == prod(shape):
+        yield View(own, tuple(range(len(own))), shape, True)
 
 
 def _is_plain(sizes: Sequence[int], order: Sequence[int]) -> bool:

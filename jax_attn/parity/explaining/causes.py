@@ -17,7 +17,7 @@ import torch
 from jax_attn.parity.bugs.bug import PRODUCTS, Bug, OperatorCall
 from jax_attn.parity.bugs.catalogue import bugs_of
 from jax_attn.parity.bugs.cells import GATES, gate_orders
-from jax_attn.parity.bugs.general import nearest, scales
+from jax_attn.parity.bugs.general import is_slight, nearest, scales
 from jax_attn.parity.bugs.heads import fitted_base, fitted_order
 from jax_attn.parity.bugs.masks import fitted_mask
 from jax_attn.parity.bugs.planting import run_change
@@ -66,7 +66,8 @@ def find_causes(
         if cause.confirmed and strength == strongest:
             nearest = next(iter(confirmed.values()), cause)  # ignore equal causes further away
             if cause.site is nearest.site:
-                confirmed.setdefault(cause.name, cause)
+                alike = confirmed.get(cause.name, cause)  # such as another epsilon
+                confirmed[cause.name] = max(alike, cause, key=lambda each: each.explained)
     wrong = region.first_wrong.theirs.index
     partly = [t.cause for t in found if t.cause.explained >= _PART and t.cause.site.index <= wrong]
     return tuple(confirmed.values()) or tuple(
@@ -86,14 +87,15 @@ class _Tried(NamedTuple):
     """A cause that was run, with its strength, which ranks confirmed causes.
 
     strength: 2 if the changed reference computes the port's first wrong tensor as it is, 1 with
-    axes of the same size exchanged, 0 if only the tensor after it, as a softmax drops a constant.
+    axes of the same size exchanged or by a factor near 1, 0 if only the tensor after it, as a
+    softmax drops a constant.
     """
 
     cause: Cause
     strength: int
 
 
-_CERTAIN = 2
+_CERTAIN, _LIKELY = 2, 1
 _FEW = 0.05
 """The largest share of a tensor's numbers that may round to the other neighbour."""
 
@@ -283,7 +285,8 @@ class _Trials:
             float(np.clip(np.nan_to_num(max(shares, default=0.0)), 0.0, 1.0)),
         )
         given = {is_plain for d, is_plain in orders[0] if d <= APART} if orders else set()
-        return _Tried(cause, _CERTAIN if True in given else len(given))
+        best = _LIKELY if is_slight(bug) else _CERTAIN
+        return _Tried(cause, best if True in given else len(given))
 
     @cached_property
     def _matched(self) -> list[int]:

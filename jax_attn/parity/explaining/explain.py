@@ -22,6 +22,7 @@ from jax_attn.parity.explaining.explanation import Explanation, differs_on_the_m
 from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.regions import births, find_regions
 from jax_attn.parity.explaining.repro import repro
+from jax_attn.parity.explaining.small_errors import small_errors
 from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.explaining.taps.torch_taps import torch_taps
@@ -166,6 +167,8 @@ def _places(
                 )
                 yield len(places), parts
                 places.append((whole, parts))
+        if not places and not allowance.is_spent:
+            yield 0, list(small_errors(program, aligner, results.tape, wanted))
         finest = [[narrower(part) for part in parts] for _, parts in places]
     with counting("causes", MOST_TRIALS * sum(1 + len(parts) for _, parts in places)) as show:
         done = count(1)

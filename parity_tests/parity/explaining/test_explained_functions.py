@@ -169,3 +169,44 @@ def test_an_empty_tensor_beside_the_wrong_one_is_no_hindrance():
         lambda x: jnp.tanh(1.37 * x) + x[:0].sum(),
     )
     assert explanation.regions[0].first_wrong.theirs.op == "aten.tanh"
+
+
+def group_of(x, epsilon, scale=1.0):
+    centred = x - x.mean(-1, keepdims=True)
+    variance = (centred**2).mean(-1, keepdims=True)
+    return scale * centred * jax.lax.rsqrt(variance + epsilon)
+
+
+# reference, port(epsilon, scale): each by torch's default epsilon of 1e-5
+NORMS = {
+    "layer norm": (
+        lambda x: torch.nn.functional.layer_norm(x[..., :5], (5,)),
+        lambda x, *wrong: group_of(x[..., :5], *wrong),
+    ),
+    "group norm": (
+        lambda x: torch.nn.functional.group_norm(x[:, :6], 3),
+        lambda x, *wrong: group_of(x[:, :6].reshape(B, 3, -1), *wrong).reshape(B, 6, WIDTH),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [pytest.param(1.0, marks=pytest.mark.slow), 2.0, 4.0])
+@pytest.mark.parametrize("name", NORMS)
+def test_an_epsilon_is_the_cause_however_little_it_changes(name, size):
+    theirs, ours = NORMS[name]
+    explanation = explained(lambda x: theirs(size * x), lambda x: ours(size * x, 1e-6))
+    causes = [(c.name, c.value, c.confirmed) for r in explanation.regions for c in r.causes]
+    assert causes == [("epsilon", 1e-6, True)] or explanation.verdict is parity.Verdict.PASS
+    assert causes or size == 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NORMS)
+def test_another_small_error_is_no_epsilon(name):
+    theirs, ours = NORMS[name]
+    waves = lambda y: y + 2e-6 * jnp.sin(7 * y)  # noqa: E731
+    for wrong in (lambda x: ours(x, 1e-5, 1 - 2e-6), lambda x: waves(ours(x, 1e-5))):
+        explanation = explained(theirs, wrong)
+        assert explanation.verdict is parity.Verdict.FAIL
+        causes = [c for r in explanation.regions for c in r.causes]
+        assert not [c for c in causes if c.name == "epsilon" and c.confirmed]

@@ -8,7 +8,8 @@ from torch import nn
 
 from jax_attn.translate.module.constants import constants, replaced
 from jax_attn.translate.module.constructors import parameter_names
-from jax_attn.translate.module.merging import MergedLine
+from jax_attn.translate.module.merging import MergedLine, stored
+from jax_attn.translate.module.sizes import Sizes, derived
 from jax_attn.translate.rules.expression import Written, literal, parsed
 
 # Numbers that say what they mean.
@@ -26,11 +27,15 @@ class Arguments:
     Args:
       modules: the instances, by path.
       paths: the instance of each use of the class.
+      sizes: the sizes that the arguments of the method tell.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], paths: Sequence[str]) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], paths: Sequence[str], sizes: Sizes
+    ) -> None:
         self.modules = modules
         self.paths = paths
+        self.sizes = sizes
         self.values: dict[str, dict[str, Any]] = {}
         self.attributes: dict[str, Written] = {}
         self.mixed: set[str] = set()
@@ -54,42 +59,55 @@ class Arguments:
     def body(self, line: MergedLine) -> ast.stmt:
         """Write a statement of the method, with what differs read from `self`."""
         found: dict[int, Written] = {}
-        for node, values in self._constants(line):
-            known = attribute_of(self.modules, values)
-            value = node.value
-            if _differ(values):
-                name = self.constant(values, _size_name(line))
-                self.attributes[name] = ast.Name(name, ast.Load())
-            elif isinstance(value, float) and known and value not in _PLAIN:
-                name = known
-                self.attributes.setdefault(name, literal(value))
-            else:
+        for node, by_use in self._constants(line):
+            if _differ(by_use):
+                found[id(node)] = self.sizes.of_argument(by_use) or self._kept(by_use, line)
                 continue
-            found[id(node)] = parsed(f"self.{name}")
+            known = attribute_of(self.modules, self._by_path(by_use))
+            if isinstance(node.value, float) and known and node.value not in _PLAIN:
+                self.attributes.setdefault(known, literal(node.value))
+                found[id(node)] = parsed(f"self.{known}")
+        self.sizes.assigned |= stored(_first(line))
         return replaced(_first(line), found)
+
+    def _kept(self, by_use: Mapping[int, Any], line: MergedLine) -> Written:
+        """Keep what differs as an attribute, unless others tell it."""
+        values = self._by_path(by_use)
+        found = None
+        if attribute_of(self.modules, values) is None:
+            found = derived(values, self.values, self.modules)
+        if found is None:
+            name = self.constant(values, self.sizes.name(by_use) or _size_name(line))
+            found = name, f"self.{name}"
+        name, text = found
+        self.attributes[name] = ast.Name(name, ast.Load())
+        return parsed(text)
 
     def init(self, line: MergedLine) -> ast.stmt:
         """Write a statement of `__init__`, with what differs given as arguments."""
         hints = _hints(_first(line))
         found: dict[int, Written] = {}
-        for node, values in self._constants(line):
-            if _differ(values):
-                name = self.constant(values, hints.get(id(node), "size"))
+        for node, by_use in self._constants(line):
+            if _differ(by_use):
+                name = self.constant(self._by_path(by_use), hints.get(id(node), "size"))
                 found[id(node)] = ast.Name(name, ast.Load())
         return replaced(_first(line), found)
 
-    def _constants(self, line: MergedLine) -> list[tuple[ast.Constant, dict[str, Any]]]:
-        """Return each constant of a line, with its value in each instance."""
-        found: list[tuple[ast.Constant, dict[str, Any]]] = []
-        for nodes in zip(*map(constants, line.statements.values()), strict=True):
-            values: dict[str, Any] = {}
-            for use, node in zip(line.statements, nodes, strict=True):
-                path = self.paths[use]
-                if path in values and repr(values[path]) != repr(node.value):
-                    self.mixed.add(path)
-                values[path] = node.value
-            found.append((nodes[0], values))
-        return found
+    def _constants(self, line: MergedLine) -> list[tuple[ast.Constant, dict[int, Any]]]:
+        """Return each constant of a line, with its value in each use."""
+        return [
+            (nodes[0], {use: node.value for use, node in zip(line.statements, nodes, strict=True)})
+            for nodes in zip(*map(constants, line.statements.values()), strict=True)
+        ]
+
+    def _by_path(self, by_use: Mapping[int, Any]) -> dict[str, Any]:
+        """Return values by instance."""
+        values: dict[str, Any] = {}
+        for use, value in by_use.items():
+            path = self.paths[use]
+            if repr(values.setdefault(path, value)) != repr(value):
+                self.mixed.add(path)
+        return values
 
 
 def _first(line: MergedLine) -> ast.stmt:
@@ -100,7 +118,7 @@ def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(repr(one[path]) == repr(other[path]) for path in one.keys() & other.keys())
 
 
-def _differ(values: Mapping[str, Any]) -> bool:
+def _differ(values: Mapping[int, Any]) -> bool:
     """Return whether constants differ, 2 from 2.0 too."""
     return len({repr(value) for value in values.values()}) > 1
 

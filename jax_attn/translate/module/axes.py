@@ -1,16 +1,26 @@
-"""Sizes that vary, as one method reads them from the shapes of its arguments."""
+"""Sizes that one method reads from the shapes of its arguments."""
 
 import ast
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from jax_attn.translate.rules.expression import Written, parsed
+from jax_attn.translate.rules.expression import Written, parsed, with_operands
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.private import expression
 from jax_attn.translate.tracing.sizes import NamedSizes
+from jax_attn.translate.tracing.source_lines import shape_names
+
+Place = tuple[str, int]
+"""An argument and one of its axes."""
+_COMMON = {(3, 0): "batch_size", (3, 1): "length", (3, 2): "features", (2, 1): "features"}
+"""Names of sizes that torch's source does not name, by the rank and the axis."""
+_OF_MASKS = {(4, 0): "batch_size", (4, 2): "query_length", (4, 3): "key_length"}
 
 
 @dataclass(frozen=True)
@@ -23,31 +33,97 @@ class Axis:
     size: sympy.Expr
 
 
-class Axes:
-    """The sizes that a method can read from its arguments, and those that it does read."""
+def axis_names(calls: Sequence[ModuleCall], sizes: NamedSizes) -> dict[Place, str]:
+    """Name the axes of arguments whose sizes differ between the calls of a class, or have no name.
 
-    def __init__(self, call: ModuleCall, sizes: NamedSizes) -> None:
+    All calls get the same names, those of torch's source if it has any, so that their methods are
+    one.
+    """
+    texts: dict[Place, set[str]] = {}
+    ranks: dict[str, int] = {}
+    for call in calls:
+        for argument, node in call.given.items():
+            shape = node.meta["val"].shape
+            ranks[argument] = len(shape)
+            for axis, size in enumerate(shape):
+                texts.setdefault((argument, axis), set()).add(sizes.written(size))
+    if not calls:
+        return {}
+    code = inspect.unwrap(calls[0].module.forward).__code__
+    own = shape_names(code.co_filename, code.co_firstlineno, code.co_name)
+    names: dict[Place, str] = {}
+    for place, different in texts.items():
+        (text, *others) = sorted(different)
+        if not others and (text.isidentifier() or text.isdigit()):
+            continue
+        argument, axis = place
+        rank = ranks[argument]
+        usual = _OF_MASKS if re.search("mask|bias", argument) else _COMMON
+        common = usual.get((rank, axis), f"size_of_axis_{axis}")
+        tried = [
+            own.get(place) or own.get((argument, axis - rank)) or common,
+            f"{argument.removesuffix('_states')}_{common}",
+            f"{argument}_{common}",
+        ]
+        taken = {*names.values(), *sizes.names.values(), *(name for name, _ in texts)}
+        names[place] = next(name for name in tried if name and name not in taken)
+    return names
+
+
+def shape_reads(axes: Iterable[tuple[str, int, str]], call: ModuleCall) -> list[ast.stmt]:
+    """Read sizes, each an argument of a call, an axis and a variable: `B, T = x.shape[:2]`."""
+    by_argument: dict[str, dict[int, str]] = {}
+    for argument, axis, variable in axes:
+        by_argument.setdefault(argument, {})[axis] = variable
+    lines: list[str] = []
+    for argument, variables in by_argument.items():
+        ordered = sorted(variables)
+        if len(ordered) > 1 and ordered == list(range(len(ordered))):
+            names = ", ".join(variables[axis] for axis in ordered)
+            is_whole = len(ordered) == call.given[argument].meta["val"].ndim
+            part = "" if is_whole else f"[:{len(ordered)}]"
+            lines.append(f"{names} = {argument}.shape{part}")
+        else:
+            lines += [f"{variables[axis]} = {argument}.shape[{axis}]" for axis in ordered]
+    return ast.parse("\n".join(lines)).body
+
+
+class Axes:
+    """The sizes that a method can read from its arguments, and those that it does read.
+
+    Args:
+      call: a call of the method.
+      sizes: the names of the sizes that vary.
+      names: the variables of axes, where they are not the names of the sizes.
+    """
+
+    def __init__(self, call: ModuleCall, sizes: NamedSizes, names: Mapping[Place, str]) -> None:
+        self.call = call
         self.sizes = sizes
+        self.names = names
         self.found: dict[str, Axis] = {}
         self.read: set[str] = set()
-        for argument, node in call.given.items():
-            for axis, size in enumerate(node.meta["val"].shape):
-                if isinstance(size, torch.SymInt):
-                    text = sizes.written(size)
-                    variable = text if text.isidentifier() else f"{argument}_size"
-                    self.found.setdefault(text, Axis(argument, axis, variable, expression(size)))
+        shapes = {argument: node.meta["val"].shape for argument, node in call.given.items()}
+        places = [(name, axis) for name, shape in shapes.items() for axis in range(len(shape))]
+        # Of a mask, whose last axes are lengths too, a size is read only if no other tells it.
+        for argument, axis in sorted(places, key=lambda place: place[1]):
+            size = shapes[argument][axis]
+            if isinstance(size, torch.SymInt):
+                text = sizes.written(size)
+                variable = names.get((argument, axis), text)
+                self.found.setdefault(text, Axis(argument, axis, variable, expression(size)))
 
     def written(self, size: Any) -> Written | None:
         """Write a size, or return None if no argument tells it."""
         text = self.sizes.written(size)
         tree = parsed(text)
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if text in self.found:
+            names = {text}
+            tree = ast.Name(text, ast.Load())
         if names <= set(self.found):
             self.read |= names
-            return tree
-        if text in self.found:
-            self.read.add(text)
-            return ast.Name(self.found[text].variable, ast.Load())
+            return with_operands(tree, {name: self._variable(name) for name in names})
         for known, axis in self.found.items():
             factor = axis.size / expression(size)
             if isinstance(factor, sympy.Integer):
@@ -58,17 +134,11 @@ class Axes:
                 return parsed(f"{axis.variable} * {1 / factor}")
         return None
 
+    def _variable(self, text: str) -> Written:
+        return ast.Name(self.found[text].variable, ast.Load())
+
     def statements(self) -> list[ast.stmt]:
-        """Read the sizes that are used, `B, T = x.shape[:2]`, each once."""
-        by_argument: dict[str, list[Axis]] = {}
-        for text, axis in self.found.items():
-            if text in self.read:
-                by_argument.setdefault(axis.argument, []).append(axis)
-        lines: list[str] = []
-        for argument, axes in by_argument.items():
-            if len(axes) > 1 and [each.axis for each in axes] == list(range(len(axes))):
-                names = ", ".join(each.variable for each in axes)
-                lines.append(f"{names} = {argument}.shape[:{len(axes)}]")
-            else:
-                lines += [f"{each.variable} = {argument}.shape[{each.axis}]" for each in axes]
-        return ast.parse("\n".join(lines)).body
+        """Read the sizes that are used, each once."""
+        read = [axis for text, axis in self.found.items() if text in self.read]
+        places = ((axis.argument, axis.axis, axis.variable) for axis in read)
+        return shape_reads(places, self.call)

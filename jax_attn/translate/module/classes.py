@@ -34,6 +34,7 @@ from jax_attn.translate.module.merging import (
 from jax_attn.translate.module.method import method
 from jax_attn.translate.module.places import FilePlaces
 from jax_attn.translate.module.scope import TAKEN
+from jax_attn.translate.module.sizes import Sizes
 from jax_attn.translate.module.written_parts import joined, statements
 from jax_attn.translate.rules.expression import parsed
 from jax_attn.translate.tracing.problems import Unsupported
@@ -212,7 +213,10 @@ class _Writing:
         self.kind, self.uses, self.inits = kind, uses, inits
         self.paths = list(dict.fromkeys(use.path for use in uses))
         modules = {path: places.modules[path] for path in self.paths}
-        self.arguments = Arguments(modules, [use.path for use in uses])
+        calls = {index: use.call for index, use in enumerate(uses) if use.call is not None}
+        names = places.axis_names(next(iter(calls.values()))) if calls else {}
+        self.sizes = Sizes(calls, names)
+        self.arguments = Arguments(modules, [use.path for use in uses], self.sizes)
         self.signature = self._signature(places)
         self.conditions = Conditions(uses, "self.")
         for flag, rank in flags(modules, kind):
@@ -246,7 +250,7 @@ class _Writing:
             self.arguments.attributes[added] = ast.Name(added, ast.Load())
         # Flags are named by the conditions, so they take their names before constants do.
         init_parts = joined(self._init())
-        body = statements(parts, self.arguments.body)
+        body = self.sizes.reads(statements(parts, self.arguments.body))
         init = statements(init_parts, self.arguments.init)
         attributes = [
             ast.Assign([parsed(f"self.{name}")], value)

@@ -55,7 +55,7 @@ class Expressions(MethodScope):
     def __init__(self, call: ModuleCall, tree: MethodContext) -> None:
         super().__init__(call, tree)
         self.place = 0
-        self.axes = Axes(call, tree.sizes)
+        self.axes = Axes(call, tree.sizes, tree.axis_names(call))
 
     @abstractmethod
     def assign(self, values: Sequence[Node], made: Written, place: int) -> None:

@@ -98,7 +98,8 @@ def _common(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _stored(statement: ast.stmt) -> set[str]:
+def stored(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement assigns."""
     return {
         node.id
         for node in ast.walk(statement)
@@ -192,7 +193,7 @@ class Merger:
                 name
                 for line in lines(parts)
                 for s in line.statements.values()
-                for name in _stored(s)
+                for name in stored(s)
             }
             here = {group: place + 1 for group, place in places.items()}
         rest = {group: (here[group], end) for group, (_, end) in spans.items()}

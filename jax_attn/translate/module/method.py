@@ -59,7 +59,8 @@ class Writer(Expressions):
 
     def _safe(self, name: str) -> str:
         """Return a name that means nothing else in the file."""
-        is_taken = name in TAKEN or name in self.tree.sizes.names.values()
+        sizes = {*self.tree.sizes.names.values(), *self.axes.names.values()}
+        is_taken = name in TAKEN or name in sizes
         return f"{name}_" if is_taken or keyword.iskeyword(name) else name
 
     def _may_take(self, name: str, value: Node, place: int) -> bool:

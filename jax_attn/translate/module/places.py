@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx import Node
 
 from jax_attn.translate.module.arrays import array_text, regular
+from jax_attn.translate.module.axes import Place, axis_names
 from jax_attn.translate.module.choices import choice, choices
 from jax_attn.translate.module.leaves import KnownLayer, leaf
 from jax_attn.translate.module.returns import outputs, position, returned_places
@@ -41,15 +42,16 @@ class FilePlaces:
         self.read = {name.rpartition(".")[0] for name in self.tensors}
         self.problems: list[Unsupported] = []
         self.returns = {
-            kind: returned_places([call for call in calls if type(call.module) is kind])
-            for calls in (list(chain.from_iterable(self.calls.values())),)
-            for kind in {type(call.module) for call in calls}
+            kind: returned_places(self.calls_of(kind))
+            for kind in {type(calls[0].module) for calls in self.calls.values()}
         }
         self.choices_of = choices(self.calls)
+        self.axis_names_of: dict[type[nn.Module], dict[Place, str]] = {}
         self.tree = MethodContext(
             sizes=traced.sizes,
             state=traced.state,
             signatures=self.signature,
+            axis_names=self.axis_names,
             choices=self.choices,
             outputs=self.outputs,
             position=self.position,
@@ -91,10 +93,8 @@ class FilePlaces:
         """Return the arguments of the class of a call: all that its instances are given."""
         kind = type(call.module)
         names: dict[str, None] = dict.fromkeys(self.choices(call))
-        for calls in self.calls.values():
-            for each in calls:
-                if type(each.module) is kind:
-                    names.update(dict.fromkeys(each.given))
+        for each in self.calls_of(kind):
+            names.update(dict.fromkeys(each.given))
         if not call.path:
             # The file takes what the reference takes, used or not.
             return [
@@ -111,6 +111,18 @@ class FilePlaces:
             return (order.index(base), index) if base in order else (len(order), name)
 
         return sorted(names, key=place)
+
+    def axis_names(self, call: ModuleCall) -> dict[Place, str]:
+        """Return the variables of sizes that differ between the calls of a class."""
+        kind = type(call.module)
+        if kind not in self.axis_names_of:
+            self.axis_names_of[kind] = axis_names(self.calls_of(kind), self.traced.sizes)
+        return self.axis_names_of[kind]
+
+    def calls_of(self, kind: type[nn.Module]) -> list[ModuleCall]:
+        """Return the calls of the modules of a class."""
+        every = chain.from_iterable(self.calls.values())
+        return [call for call in every if type(call.module) is kind]
 
     def choices(self, call: ModuleCall) -> dict[str, Any]:
         """Return what a call passes that is no tensor and tells calls of one module apart."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from jax_attn.translate.module.axes import Place
 from jax_attn.translate.rules.expression import Written
 from jax_attn.translate.rules.written import FUNCTIONS
 from jax_attn.translate.tracing.calls import ModuleCall
@@ -30,6 +31,7 @@ class MethodContext:
       sizes: names of the sizes that vary.
       state: the name of each parameter, buffer and constant.
       signatures: the arguments of a call whose module is a class of the file, in order.
+      axis_names: the variables of sizes that differ between the calls of a class.
       choices: what a call passes that is no tensor and tells calls of one module apart, by name.
       is_inlined: whether a call is written where it stands.
       outputs: the values that a call returns, None in the places of other calls of its class.
@@ -42,6 +44,7 @@ class MethodContext:
     sizes: NamedSizes
     state: Mapping[Node, str]
     signatures: Callable[[ModuleCall], Sequence[str]]
+    axis_names: Callable[[ModuleCall], Mapping[Place, str]]
     choices: Callable[[ModuleCall], Mapping[str, Any]]
     is_inlined: Callable[[ModuleCall], bool]
     outputs: Callable[[ModuleCall], list[Node | None]]

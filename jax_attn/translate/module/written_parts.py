@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Callable, Sequence
 
-from jax_attn.translate.module.merging import Branch, MergedLine, Part
+from jax_attn.translate.module.merging import Branch, Condition, MergedLine, Part
+from jax_attn.translate.module.narrowing import shared_end
 from jax_attn.translate.rules.expression import parsed
 
 
@@ -32,8 +33,16 @@ def statements(parts: Sequence[Part], line: Callable[[MergedLine], ast.stmt]) ->
     """
     found: list[ast.stmt] = []
     for part in parts:
-        written = _statement(part, line)
-        found.append(written)
+        if isinstance(part, MergedLine):
+            found.append(line(part))
+            continue
+        then, other = statements(part.then, line), statements(part.other, line)
+        after = shared_end(part.condition, then, other)
+        if not then and not other:
+            found += after
+            continue
+        written = _branch(part.condition, then, other)
+        found += [written, *after]
         if isinstance(written, ast.If) and isinstance(written.body[-1], ast.Return):
             # Nothing follows a return.
             found += written.orelse
@@ -41,15 +50,12 @@ def statements(parts: Sequence[Part], line: Callable[[MergedLine], ast.stmt]) ->
     return found
 
 
-def _statement(part: Part, line: Callable[[MergedLine], ast.stmt]) -> ast.stmt:
-    if isinstance(part, MergedLine):
-        return line(part)
-    then, other = statements(part.then, line), statements(part.other, line)
+def _branch(condition: Condition, then: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> ast.stmt:
     if _is_one_value(then, other):
-        return _choice(part.condition.text, then[0], other[0])
+        return _choice(condition.text, then[0], other[0])
     if not then:
-        return ast.If(parsed(part.condition.negation), other, [])
-    return ast.If(parsed(part.condition.text), then, other)
+        return ast.If(parsed(condition.negation), list(other), [])
+    return ast.If(parsed(condition.text), list(then), list(other))
 
 
 def _is_one_value(then: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:

@@ -3,7 +3,7 @@
 import ast
 import inspect
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -116,6 +116,19 @@ def return_names(frame: Frame, count: int) -> tuple[str | None, ...]:
     return (None,) * count
 
 
+def _function(file: str, line: int, name: str) -> ast.FunctionDef | None:
+    """Return the function of a name that starts at a line, or at its decorators' first line."""
+    return min(
+        (
+            each
+            for each in _statements(file)
+            if isinstance(each, ast.FunctionDef) and each.name == name and each.lineno >= line
+        ),
+        key=lambda each: each.lineno,
+        default=None,
+    )
+
+
 @lru_cache(maxsize=4096)
 def unpacked(file: str, line: int, function: str, name: str) -> tuple[str | None, ...]:
     """Return the names that a function unpacks an argument into, if it does.
@@ -126,15 +139,7 @@ def unpacked(file: str, line: int, function: str, name: str) -> tuple[str | None
       function: its name.
       name: the argument.
     """
-    found = min(
-        (
-            each
-            for each in _statements(file)
-            if isinstance(each, ast.FunctionDef) and each.name == function and each.lineno >= line
-        ),
-        key=lambda each: each.lineno,
-        default=None,
-    )
+    found = _function(file, line, function)
     for node in ast.walk(found) if found else ():
         if (
             isinstance(node, ast.Assign)
@@ -182,3 +187,52 @@ def passed_name(frame: Frame, function: Callable[..., Any], parameter: str) -> s
         if isinstance(value, ast.Name):
             return value.id
     return None
+
+
+@lru_cache(maxsize=4096)
+def shape_names(file: str, line: int, function: str) -> Mapping[tuple[str, int], str]:
+    """Return the names that a function gives to sizes of its arguments, by argument and axis.
+
+    These are the names in `batch, length, _ = x.shape` and in `length = x.size(1)`.
+    """
+    found = _function(file, line, function)
+    names: dict[tuple[str, int], str] = {}
+    stored: dict[str, int] = {}
+    for node in ast.walk(found) if found else ():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            stored[node.id] = min(node.lineno, stored.get(node.id, node.lineno))
+    for node in ast.walk(found) if found else ():
+        if not isinstance(node, ast.Assign):
+            continue
+        target = node.targets[0]
+        argument, axis = _shape_of(node.value)
+        if argument is None or stored.get(argument, node.lineno) < node.lineno:
+            continue
+        if axis is not None:
+            axes = {axis: target}
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            axes = dict(enumerate(target.elts))
+        else:
+            continue
+        for place, each in axes.items():
+            if isinstance(each, ast.Name) and not each.id.startswith("_"):
+                names.setdefault((argument, place), each.id)
+    return names
+
+
+def _shape_of(value: ast.expr) -> tuple[str | None, int | None]:
+    """Return the argument whose shape an expression reads, and the axis if it reads only one."""
+    axis: int | None = None
+    if isinstance(value, ast.Subscript) and ast.unparse(value.value).endswith(".shape"):
+        if isinstance(value.slice, ast.Constant) and isinstance(value.slice.value, int):
+            axis = value.slice.value
+        elif not (isinstance(value.slice, ast.Slice) and value.slice.lower is None):
+            return None, None
+        value = value.value
+    elif isinstance(value, ast.Call) and ast.unparse(value.func).endswith(".size"):
+        if value.args and isinstance(value.args[0], ast.Constant):
+            axis = value.args[0].value if isinstance(value.args[0].value, int) else None
+        value = value.func
+    if not isinstance(value, ast.Attribute) or value.attr not in ("shape", "size"):
+        return None, None
+    return (value.value.id, axis) if isinstance(value.value, ast.Name) else (None, None)

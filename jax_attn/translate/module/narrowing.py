@@ -1,0 +1,95 @@
+"""Statements that two branches share but for one short part: the part alone is conditional."""
+
+import ast
+import copy
+from collections.abc import Sequence
+
+from jax_attn.translate.module.merging import Condition, stored
+from jax_attn.translate.rules.expression import parsed
+
+_SHORT = 40
+_LINE = 80
+"""A statement that is longer is not written twice, nor one that is all that branches have."""
+
+
+def shared_end(condition: Condition, then: list[ast.stmt], other: list[ast.stmt]) -> list[ast.stmt]:
+    """Take the statements from the ends of two branches that differ in one short part only.
+
+    Returns them, each with the part as `a if condition else b`. The branches lose them.
+    """
+    found: list[ast.stmt] = []
+    while then and other:
+        before = {name for each in (*then[:-1], *other[:-1]) for name in stored(each)}
+        if condition.reads in before:
+            break
+        is_last = len(then) == 1 or len(other) == 1
+        one = _shared(condition, then[-1], other[-1], 0 if is_last else _LINE)
+        if one is None:
+            break
+        found.insert(0, one)
+        del then[-1], other[-1]
+    return found
+
+
+def _shared(condition: Condition, one: ast.stmt, other: ast.stmt, longer: int) -> ast.stmt | None:
+    """Return what two statements share, with a condition where they differ."""
+    if not isinstance(one, (ast.Assign, ast.Return)) or type(one) is not type(other):
+        return None
+    assert isinstance(other, (ast.Assign, ast.Return))
+    if isinstance(one, ast.Assign) and _text(one.targets[0]) != _text(other.targets[0]):  # type: ignore[union-attr]
+        return None
+    if type(one.value) is not type(other.value):
+        return None
+    made = copy.deepcopy(one)
+    if made.value is None or one.value is None or other.value is None:
+        return None
+    place = _difference(made.value, other.value)
+    if place is None:
+        return None
+    parent, field, index, (mine, theirs) = place
+    texts = _text(mine), _text(theirs)
+    whole = _text(one.value)
+    if max(map(len, texts)) > _SHORT or len(whole) <= longer or len(whole) < sum(map(len, texts)):
+        return None
+    if any(isinstance(node, ast.IfExp) for each in (mine, theirs) for node in ast.walk(each)):
+        return None
+    chosen = ast.IfExp(parsed(condition.text), mine, theirs)
+    if index is None:
+        setattr(parent, field, chosen)
+    else:
+        getattr(parent, field)[index] = chosen
+    return made
+
+
+_Place = tuple[ast.AST, str, int | None, tuple[ast.expr, ast.expr]]
+
+
+def _difference(one: ast.AST, other: ast.AST) -> _Place | None:
+    """Return the one place below two trees where they differ, with what each has there."""
+    found: list[tuple[str, int | None, ast.AST, ast.AST]] = []
+    for field, value in ast.iter_fields(one):
+        theirs = getattr(other, field)
+        if not isinstance(value, (ast.AST, list)):
+            if value != theirs:
+                return None
+            continue
+        pairs: Sequence[tuple[int | None, ast.AST, ast.AST]]
+        if isinstance(value, list):
+            if len(value) != len(theirs):
+                return None
+            pairs = [(n, *pair) for n, pair in enumerate(zip(value, theirs, strict=True))]
+        else:
+            pairs = [(None, value, theirs)]
+        found += [(field, n, a, b) for n, a, b in pairs if _text(a) != _text(b)]
+    if len(found) != 1:
+        return None
+    ((field, index, mine, theirs),) = found
+    if type(mine) is type(theirs) and (below := _difference(mine, theirs)) is not None:
+        return below
+    if isinstance(mine, ast.expr) and isinstance(theirs, ast.expr):
+        return one, field, index, (mine, theirs)
+    return None
+
+
+def _text(node: ast.AST) -> str:
+    return ast.dump(node) if isinstance(node, (ast.operator, ast.cmpop)) else ast.unparse(node)

@@ -87,7 +87,7 @@ def translate(
     _expect_none(problems, partial)
     title = f"{type(reference).__name__}, translated from torch."
     return Translation(
-        file_text(ordered, title),
+        file_text(ordered, places.functions.written, title),
         layout(places),
         ordered[-1].name,
         places.tables(),

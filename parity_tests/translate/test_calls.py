@@ -214,7 +214,10 @@ class Helped(nn.Module):
 def test_frames_of_helpers():
     found = tree(Helped(), X)
     by_path = {call.path: call for call in calls(found.root)}
-    assert list(by_path) == ["layers", "layers.0", "layers.0.proj", "layers.1"]
+    modules = [path for path, call in by_path.items() if call.function is None]
+    assert modules == ["layers", "layers.0", "layers.0.proj", "layers.1"]
+    assert by_path["helper()"].function is helper
+    assert list(by_path["helper()"].given) == ["x"]
     layer = by_path["layers.0"]
     assert list(layer.given) == ["hidden"]
     beyond = {

@@ -1,7 +1,6 @@
 """Sizes that one method reads from the shapes of its arguments."""
 
 import ast
-import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,13 @@ from jax_attn.translate.tracing.source_lines import shape_names
 
 Place = tuple[str, int]
 """An argument and one of its axes."""
-_COMMON = {(3, 0): "batch_size", (3, 1): "length", (3, 2): "features", (2, 1): "features"}
+_COMMON = {
+    (3, 0): "batch_size",
+    (3, 1): "length",
+    (3, 2): "features",
+    (2, 0): "rows",
+    (2, 1): "features",
+}
 """Names of sizes that torch's source does not name, by the rank and the axis."""
 _OF_MASKS = {(4, 0): "batch_size", (4, 2): "query_length", (4, 3): "key_length"}
 
@@ -49,7 +54,7 @@ def axis_names(calls: Sequence[ModuleCall], sizes: NamedSizes) -> dict[Place, st
                 texts.setdefault((argument, axis), set()).add(sizes.written(size))
     if not calls:
         return {}
-    code = inspect.unwrap(calls[0].module.forward).__code__
+    code = calls[0].forward.__code__
     own = shape_names(code.co_filename, code.co_firstlineno, code.co_name)
     names: dict[Place, str] = {}
     for place, different in texts.items():

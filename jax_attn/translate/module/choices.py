@@ -1,7 +1,7 @@
 """What calls of one module pass that is no tensor and tells them apart, such as a kind of layer."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -26,6 +26,19 @@ def choices(calls: Mapping[str, Sequence[ModuleCall]]) -> dict[type[nn.Module], 
                 names = found.setdefault(kind, [])
                 names += [name] if name not in names else []
     return found
+
+
+def ordered(names: Iterable[str], forward: Callable[..., Any]) -> list[str]:
+    """Order the names of what calls are given as the arguments of forward."""
+    order = list(inspect.signature(forward).parameters)
+
+    def place(name: str) -> tuple[int, str]:
+        if name in order:
+            return order.index(name), ""
+        base, _, index = name.rpartition("_")
+        return (order.index(base), index) if base in order else (len(order), name)
+
+    return sorted(names, key=place)
 
 
 def choice(call: ModuleCall, name: str) -> Any:

@@ -33,7 +33,6 @@ from jax_attn.translate.module.merging import (
 )
 from jax_attn.translate.module.method import method
 from jax_attn.translate.module.places import FilePlaces
-from jax_attn.translate.module.scope import TAKEN
 from jax_attn.translate.module.sizes import Sizes
 from jax_attn.translate.module.written_parts import joined, statements
 from jax_attn.translate.rules.expression import parsed
@@ -82,7 +81,7 @@ class Classes:
 
     def _free_name(self, name: str) -> str:
         """Return a name that no class of the file has, nor anything that it imports."""
-        taken = {one.name for one in self.class_of.values()} | TAKEN
+        taken = {one.name for one in self.class_of.values()} | self.places.tree.taken
         while name in taken:
             name += "_"
         return name

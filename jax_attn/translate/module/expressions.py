@@ -177,7 +177,14 @@ class Expressions(MethodScope):
         return _raising(problem, {name: self.written(each) for name, each in arguments.items()})
 
     def called(self, item: ModuleCall) -> Written:
-        """Write a call of a module."""
+        """Write a call of a module, or of a function."""
+        if item.function is not None:
+            name, parameters = self.tree.functions(item)
+            given = [
+                self.written(item.given[each] if each in item.given else item.arguments[each])
+                for each in parameters
+            ]
+            return ast.Call(name_of(name), given, [])
         return self.call_of(item, parsed(self.tree.attribute(self.call.path, item.path)))
 
     def call_of(

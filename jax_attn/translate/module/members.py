@@ -36,6 +36,8 @@ class Members:
             if self._is_read(path, name):
                 text = self._buffer(f"{path}.{name}".lstrip("."), buffer)
                 made[name] = self._assign(name, text)
+        for constant, name in self.places.constants.get(path, {}).items():
+            made[name] = self._assign(name, _buffer(self.places.traced.constants[constant]))
         if isinstance(module, CONTAINERS):
             return {"layers": self._assign("layers", self._members(path, module))}
         for name, child in module.named_children():
@@ -52,7 +54,7 @@ class Members:
 
     def _buffer(self, path: str, value: torch.Tensor) -> str:
         if self.places.is_table(path) or self.places.is_carried(path):
-            return f"Buffer(jnp.zeros({tuple(value.shape)}, jnp.{DTYPES[value.dtype]}))"
+            return _buffer(value)
         return f"Buffer({array_text(value)})"
 
     def _made(self, path: str, module: nn.Module) -> str:
@@ -85,6 +87,11 @@ class Members:
         child = module._modules[name]
         assert child is not None
         return self._made(path, child)
+
+
+def _buffer(value: torch.Tensor) -> str:
+    """Write a buffer whose numbers are loaded with the weights."""
+    return f"Buffer(jnp.zeros({tuple(value.shape)}, jnp.{DTYPES[value.dtype]}))"
 
 
 def _start(value: torch.Tensor) -> str:

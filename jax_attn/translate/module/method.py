@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from jax_attn.translate.module.expressions import Expressions, element, name_of
 from jax_attn.translate.module.loops import Loop, run_from
-from jax_attn.translate.module.scope import TAKEN, MethodContext
+from jax_attn.translate.module.scope import MethodContext
 from jax_attn.translate.module.tidy import tidied, without_unread
 from jax_attn.translate.rules.expression import Written, literal
 from jax_attn.translate.tracing.calls import ModuleCall
@@ -60,7 +60,7 @@ class Writer(Expressions):
     def _safe(self, name: str) -> str:
         """Return a name that means nothing else in the file."""
         sizes = {*self.tree.sizes.names.values(), *self.axes.names.values()}
-        is_taken = name in TAKEN or name in sizes
+        is_taken = name in self.tree.taken or name in sizes
         return f"{name}_" if is_taken or keyword.iskeyword(name) else name
 
     def _may_take(self, name: str, value: Node, place: int) -> bool:
@@ -101,7 +101,12 @@ class Writer(Expressions):
         self, name: str | None, value: Node | None, place: int, others: Collection[str]
     ) -> str:
         """Return torch's name of an output that is known already or that nothing reads, or `_`."""
-        if name is None or name in TAKEN or name in others or self._is_busy(name, place, value):
+        if (
+            name is None
+            or name in self.tree.taken
+            or name in others
+            or self._is_busy(name, place, value)
+        ):
             return "_"
         self.held.pop(name, None)
         if value is not None and value in self.names:

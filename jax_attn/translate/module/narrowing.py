@@ -8,8 +8,9 @@ from jax_attn.translate.module.merging import Condition, stored
 from jax_attn.translate.rules.expression import parsed
 
 _SHORT = 40
-_LINE = 80
-"""A statement that is longer is not written twice, nor one that is all that branches have."""
+_LINE = 76
+_LONG = 100
+"""A statement that is longer is never written twice."""
 
 
 def shared_end(condition: Condition, then: list[ast.stmt], other: list[ast.stmt]) -> list[ast.stmt]:
@@ -22,16 +23,18 @@ def shared_end(condition: Condition, then: list[ast.stmt], other: list[ast.stmt]
         before = {name for each in (*then[:-1], *other[:-1]) for name in stored(each)}
         if condition.reads in before:
             break
-        is_last = len(then) == 1 or len(other) == 1
-        one = _shared(condition, then[-1], other[-1], 0 if is_last else _LINE)
+        one = _shared(condition, then[-1], other[-1])
         if one is None:
+            break
+        is_last = len(then) == 1 or len(other) == 1
+        if not (is_last and len(_text(one)) <= _LINE) and len(_text(then[-1])) <= _LONG:
             break
         found.insert(0, one)
         del then[-1], other[-1]
     return found
 
 
-def _shared(condition: Condition, one: ast.stmt, other: ast.stmt, longer: int) -> ast.stmt | None:
+def _shared(condition: Condition, one: ast.stmt, other: ast.stmt) -> ast.stmt | None:
     """Return what two statements share, with a condition where they differ."""
     if not isinstance(one, (ast.Assign, ast.Return)) or type(one) is not type(other):
         return None
@@ -49,7 +52,7 @@ def _shared(condition: Condition, one: ast.stmt, other: ast.stmt, longer: int) -
     parent, field, index, (mine, theirs) = place
     texts = _text(mine), _text(theirs)
     whole = _text(one.value)
-    if max(map(len, texts)) > _SHORT or len(whole) <= longer or len(whole) < sum(map(len, texts)):
+    if max(map(len, texts)) > _SHORT or len(whole) < sum(map(len, texts)):
         return None
     if any(isinstance(node, ast.IfExp) for each in (mine, theirs) for node in ast.walk(each)):
         return None

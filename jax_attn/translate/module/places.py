@@ -1,8 +1,7 @@
 """Where the modules and the tensors of a reference are in the file."""
 
 import ast
-import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,10 +12,11 @@ from torch.fx import Node
 
 from jax_attn.translate.module.arrays import array_text, regular
 from jax_attn.translate.module.axes import Place, axis_names
-from jax_attn.translate.module.choices import choice, choices
+from jax_attn.translate.module.choices import choice, choices, ordered
+from jax_attn.translate.module.functions import Functions
 from jax_attn.translate.module.leaves import KnownLayer, leaf
 from jax_attn.translate.module.returns import outputs, position, returned_places
-from jax_attn.translate.module.scope import MethodContext
+from jax_attn.translate.module.scope import TAKEN, MethodContext
 from jax_attn.translate.rules.expression import Written, filled, literal, parsed
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.marks import named_leaves
@@ -37,10 +37,13 @@ class FilePlaces:
         self.modules = dict(traced.root.module.named_modules())
         self.calls: dict[str, list[ModuleCall]] = {}
         self.leaves: set[str] = set()
+        self.functions = Functions(traced.root)
         self._collect(traced.root)
         self.tensors = list(traced.root.state.values())
         self.read = {name.rpartition(".")[0] for name in self.tensors}
         self.problems: list[Unsupported] = []
+        # The attributes that hold large constants, by the module and the constant.
+        self.constants: dict[str, dict[str, str]] = {}
         self.returns = {
             kind: returned_places(self.calls_of(kind))
             for kind in {type(calls[0].module) for calls in self.calls.values()}
@@ -61,10 +64,13 @@ class FilePlaces:
             tensor=self.tensor,
             returned=traced.returned,
             problems=self.problems,
+            functions=self._function,
+            taken=set(TAKEN),
         )
+        self.functions.write(self.tree)
 
     def _collect(self, call: ModuleCall) -> None:
-        if not self.is_inlined(call):
+        if call.function is None and not self.is_inlined(call):
             if leaf(call.module) is None:
                 self.calls.setdefault(call.path, []).append(call)
             else:
@@ -75,6 +81,8 @@ class FilePlaces:
 
     def is_inlined(self, call: ModuleCall) -> bool:
         """Return whether a call is written where it stands, and is no class of its own."""
+        if call.function is not None:
+            return id(call) not in self.functions.of_call
         if not call.path:
             return False
         if isinstance(call.module, CONTAINERS):
@@ -85,9 +93,14 @@ class FilePlaces:
             return True
         if leaf(call.module) is not None:
             return any(not name.startswith(call.path + ".") for name in call.state.values())
-        if call.state or any(isinstance(step, ModuleCall) and step.state for step in call.steps):
+        steps = list(_steps(call))
+        if call.state or any(isinstance(step, ModuleCall) and step.state for step in steps):
             return False
-        return call.module.__class__.__module__.startswith("torch.nn") or len(call.steps) <= 6
+        return call.module.__class__.__module__.startswith("torch.nn") or len(steps) <= 6
+
+    def _function(self, call: ModuleCall) -> tuple[str, Sequence[str]]:
+        found = self.functions.of_call[id(call)]
+        return found.name, found.parameters
 
     def signature(self, call: ModuleCall) -> list[str]:
         """Return the arguments of the class of a call: all that its instances are given."""
@@ -102,15 +115,7 @@ class FilePlaces:
                 for argument, tree in call.arguments.items()
                 if any(isinstance(leaf, Node) for _, leaf in named_leaves(argument, tree))
             ]
-        order = list(inspect.signature(kind.forward).parameters)
-
-        def place(name: str) -> tuple[int, str]:
-            if name in order:
-                return order.index(name), ""
-            base, _, index = name.rpartition("_")
-            return (order.index(base), index) if base in order else (len(order), name)
-
-        return sorted(names, key=place)
+        return ordered(names, kind.forward)
 
     def axis_names(self, call: ModuleCall) -> dict[Place, str]:
         """Return the variables of sizes that differ between the calls of a class."""
@@ -130,12 +135,16 @@ class FilePlaces:
 
     def outputs(self, call: ModuleCall) -> list[Node | None]:
         """Return the values that a call returns: in each place that a call of its class does."""
+        if call.function is not None:
+            return outputs(call, self.functions.returns[call.function])
         if not call.path or call.path in self.leaves or self.is_inlined(call):
             return list(call.results)
         return outputs(call, self.returns[type(call.module)])
 
     def position(self, call: ModuleCall, place: int) -> int | None:
         """Return which element of what torch's forward returns an output is, if it is one."""
+        if call.function is not None:
+            return position(call, place, self.functions.returns[call.function])
         return position(call, place, self.returns.get(type(call.module)))
 
     def holders(self) -> list[str]:
@@ -212,7 +221,12 @@ class FilePlaces:
         path, _, tensor = name.rpartition(".")
         constant = self.traced.constants.get(name)
         if constant is not None:
-            return self._array(constant)
+            if owner not in self.modules or not _is_large(constant):
+                return self._array(constant)
+            kept = self.constants.setdefault(owner, {}).setdefault(
+                name, "constant" + "_" * len(self.constants[owner])
+            )
+            return parsed(f"self.{kept}[...]")
         module = self.modules[path]
         attribute = parsed(self.attribute(owner, path))
         held = self.leaf_at(path)
@@ -240,8 +254,16 @@ class FilePlaces:
         return ".".join([*self.steps_to(path), tensor])
 
     def tables(self) -> dict[str, np.ndarray]:
-        """Return the buffers that are saved with the weights as no state dict holds them."""
-        return {
+        """Return the buffers that are saved with the weights as no state dict holds them.
+
+        Large constants are among them, such as what the reference keeps from an earlier call.
+        """
+        constants = {
+            ".".join([*self.steps_to(owner), kept]): self.traced.constants[name].detach().numpy()
+            for owner, names in self.constants.items()
+            for name, kept in names.items()
+        }
+        return constants | {
             self.target(name): buffer.numpy()
             for name, buffer in self.traced.root.module.named_buffers()
             if name in self.tensors and self.is_table(name)
@@ -263,12 +285,23 @@ class FilePlaces:
     def is_table(self, name: str) -> bool:
         """Return whether a buffer is not in the table and too large to be written."""
         path, _, tensor = name.rpartition(".")
-        value = _buffer(self.modules[path], tensor)
-        is_large = value.numel() > LARGEST_LITERAL and regular(value) is None
-        return is_large and not self.is_carried(name)
+        return _is_large(_buffer(self.modules[path], tensor)) and not self.is_carried(name)
 
     def _array(self, value: torch.Tensor) -> Written:
         return parsed(array_text(value))
+
+
+def _steps(call: ModuleCall) -> Iterator[Node | ModuleCall]:
+    """Iterate over the steps of a call, those too of the functions that it calls."""
+    for step in call.steps:
+        if isinstance(step, ModuleCall) and step.function is not None:
+            yield from _steps(step)
+        else:
+            yield step
+
+
+def _is_large(value: torch.Tensor) -> bool:
+    return value.numel() > LARGEST_LITERAL and regular(value) is None
 
 
 def _as_array(variable: Written) -> Written:

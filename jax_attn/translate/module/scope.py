@@ -34,6 +34,8 @@ class MethodContext:
       axis_names: the variables of sizes that differ between the calls of a class.
       choices: what a call passes that is no tensor and tells calls of one module apart, by name.
       is_inlined: whether a call is written where it stands.
+      functions: the name and the parameters of a function of the file, by a call of it.
+      taken: names that mean something else in the file.
       outputs: the values that a call returns, None in the places of other calls of its class.
       position: which element of what torch's forward returns an output of a call is.
       attribute: the expression of a module from another that contains it, by both paths.
@@ -47,6 +49,8 @@ class MethodContext:
     axis_names: Callable[[ModuleCall], Mapping[Place, str]]
     choices: Callable[[ModuleCall], Mapping[str, Any]]
     is_inlined: Callable[[ModuleCall], bool]
+    functions: Callable[[ModuleCall], tuple[str, Sequence[str]]]
+    taken: set[str]
     outputs: Callable[[ModuleCall], list[Node | None]]
     position: Callable[[ModuleCall, int], int | None]
     attribute: Callable[[str, str], str]
@@ -64,6 +68,7 @@ class MethodScope:
       produced: the item that each value comes from.
       users: the items that read a value; None stands for what the call returns.
       uses: how often a value is read.
+      passed: the name by which a value is first passed on.
       names: the names of the values that have one.
       held: the value that each name holds at the statement at hand.
       assigned: the names that statements so far assign.
@@ -73,6 +78,7 @@ class MethodScope:
         self.call = call
         self.tree = tree
         self.items: list[Node | ModuleCall] = []
+        self.passed: dict[Node, str] = {}
         self._splice(call)
         self.own = {id(item) for item in self.items}
         self.produced: dict[Node, Node | ModuleCall] = {}
@@ -105,6 +111,8 @@ class MethodScope:
 
     def _splice(self, call: ModuleCall) -> None:
         for step in call.steps:
+            for name, node in step.given.items() if isinstance(step, ModuleCall) else ():
+                self.passed.setdefault(node, name)
             if isinstance(step, ModuleCall) and self.tree.is_inlined(step):
                 self._splice(step)
             else:
@@ -180,12 +188,24 @@ class MethodScope:
         stack = frames(item)
         for level in range(self.call.depth + 1, len(stack)):
             place = statement(stack[level])
-            if len(place.targets) != 1 or place.targets[0] is None:
+            target = self._target(item, place.targets)
+            if target is None:
                 continue
             users = [frames(user) if isinstance(user, Node) else () for user in self.users[value]]
             if any(len(other) <= level or statement(other[level]) != place for other in users):
-                return place.targets[0]
+                return target
         return None
+
+    def _target(self, item: Node, targets: Sequence[str | None]) -> str | None:
+        """Return which of the names that a statement assigns is that of an operator's result."""
+        if len(targets) == 1:
+            return targets[0]
+        source = item.args[0] if item.args else None
+        if not isinstance(source, Node) or not isinstance(source.meta["val"], (list, tuple)):
+            return None
+        index = item.args[1]
+        assert isinstance(index, int)
+        return targets[index] if len(targets) == len(source.meta["val"]) else None
 
     def _made_name(self, value: Node) -> str:
         if name := self._helper_name(value):
@@ -195,8 +215,12 @@ class MethodScope:
             outputs = self.tree.outputs(item)
             name = self._output_name(item, outputs.index(value)) if len(outputs) > 1 else None
             base = name or item.path.rpartition(".")[2]
+            if item.function is not None:
+                base = name or f"{item.function.__name__}_result"
             if base.isdigit():
                 base = item.path.rsplit(".", 2)[-2]
+        elif value in self.passed:
+            base = self.passed[value]
         else:
             base = str(item.target).split(".")[1] if "." in str(item.target) else "value"
         return re.sub(r"\W|^(?=\d)", "", base.strip("_")) or "value"

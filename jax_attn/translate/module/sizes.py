@@ -61,7 +61,7 @@ class Sizes:
         """Return a body that begins by reading the sizes that it uses."""
         body = list(body)
         read = dict(self.read)
-        while body and (known := _shape_read(body[0])) is not None:
+        while body and (known := shape_read(body[0])) is not None:
             read.update(known)
             del body[0]
         if not read:
@@ -90,7 +90,7 @@ def _numbers(call: ModuleCall) -> Iterator[tuple[str, int]]:
             yield (call.unpacked_name(argument, int(index)) if is_part else None) or name, leaf
 
 
-def _shape_read(statement: ast.stmt) -> dict[Place, str] | None:
+def shape_read(statement: ast.stmt) -> dict[Place, str] | None:
     """Return what `B, T = x.shape[:2]` reads."""
     if not isinstance(statement, ast.Assign):
         return None

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from jax_attn.translate.module.classes import Class
+from jax_attn.translate.module.functions import Function
 from jax_attn.translate.rules.written import FUNCTIONS
 
 _IMPORTS = {
@@ -86,12 +87,24 @@ def formatted(text: str) -> str:
     return done.stdout
 
 
-def file_text(classes: Sequence[Class], title: str) -> str:
+def _own_functions(functions: Sequence[Function], text: str) -> list[str]:
+    """Write the functions that a text calls, and those that they call before them."""
+    kept: list[str] = []
+    for one in functions[::-1]:
+        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        if one.name in names:
+            head = f"def {one.name}({', '.join(one.parameters)}):"
+            kept.insert(0, f"{head}\n{_indented(_unparsed(one.body), 1)}")
+            text += "\n" + kept[0]
+    return kept
+
+
+def file_text(classes: Sequence[Class], functions: Sequence[Function], title: str) -> str:
     """Write the file."""
     texts = [class_text(one) for one in classes]
+    texts = [*_own_functions(functions, "\n".join(texts)), *texts]
     body = "\n\n\n".join(texts)
-    functions = _functions(body)
-    everything = "\n\n\n".join([*functions, body])
+    everything = "\n\n\n".join([*_functions(body), body])
     names = {node.id for node in ast.walk(ast.parse(everything)) if isinstance(node, ast.Name)}
     imports = [line for name, line in _IMPORTS.items() if name in names]
     parts = [f'"""{title}"""\n', "\n".join(imports) + "\n"]

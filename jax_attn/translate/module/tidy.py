@@ -58,6 +58,27 @@ def _merged(first: list[ast.expr], second: list[ast.expr]) -> list[ast.expr] | N
     return [*found, *rest]
 
 
+def _spelled(node: ast.Subscript) -> list[list[ast.expr]] | None:
+    """Return the indices of `jnp.arange(n)[...][...]`, whose rank is known, without `...`."""
+    assert isinstance(node.value, ast.Subscript)
+    base = node.value.value
+    if not isinstance(base, ast.Call) or ast.unparse(base.func) != "jnp.arange":
+        return None
+    rank = 1
+    spelled: list[list[ast.expr]] = []
+    for index in (node.value.slice, node.slice):
+        parts = _places(index)
+        if parts is None:
+            return None
+        is_rest = [isinstance(each, ast.Constant) and each.value is ... for each in parts]
+        missing = rank - sum(isinstance(each, ast.Slice) for each in parts)
+        at = is_rest.index(True) if True in is_rest else len(parts)
+        whole = [ast.Slice() for _ in range(missing)]
+        spelled.append([*parts[:at], *whole, *parts[at + 1 :]])
+        rank = len(spelled[-1])
+    return spelled
+
+
 def _repeated_heads(node: ast.expr) -> ast.expr | None:
     """Return the heads that a `repeat_kv` repeats, which jax.nn's attention does by itself.
 
@@ -116,7 +137,7 @@ class _Tidy(ast.NodeTransformer):
         self.generic_visit(node)
         node.value = _variable(node.value)
         if isinstance(node.value, ast.Subscript):
-            first, second = _places(node.value.slice), _places(node.slice)
+            first, second = _spelled(node) or (_places(node.value.slice), _places(node.slice))
             merged = _merged(first, second) if first is not None and second is not None else None
             if merged is not None:
                 index = merged[0] if len(merged) == 1 else ast.Tuple(merged, ast.Load())

@@ -1,7 +1,7 @@
 """The graph of a program as a tree of calls: each call of a module with what it did, in order."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ class ModuleCall:
       is_foreign: whether the module belongs to none of those whose calls surround it.
       arguments: what forward is given, a tree by argument whose leaves are nodes or constants.
       returned: what forward returns, a tree; None in place of a value that nobody reads.
+      function: the function of torch's source that is called in place of a module. `module` is
+        then the one that calls it, and all that is said of forward holds for the function.
     """
 
     path: str
@@ -46,12 +48,23 @@ class ModuleCall:
     is_foreign: bool = False
     arguments: dict[str, Any] = field(default_factory=dict)
     returned: Any = None
+    function: Callable[..., Any] | None = None
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """Return what is called, without its decorators."""
+        return inspect.unwrap(self.function or self.module.forward)
 
     def unpacked_name(self, argument: str, index: int) -> str | None:
         """Return the name that forward unpacks an element of an argument into, if it does."""
-        code = inspect.unwrap(self.module.forward).__code__
+        code = self.forward.__code__
         parts = unpacked(code.co_filename, code.co_firstlineno, code.co_name, argument)
         return parts[index] if len(parts) == len(self.arguments[argument]) else None
+
+    def calls_modules(self) -> bool:
+        """Return whether a module is called in it, or below it."""
+        steps = [step for step in self.steps if isinstance(step, ModuleCall)]
+        return any(step.function is None or step.calls_modules() for step in steps)
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over the operators of the call and of all calls below it."""
@@ -110,14 +123,20 @@ def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
                     call.returned = _dropped(export.program, node, call, tree)
                     break
             continue
+        function = export.marks[number, is_end].function
         if not stack:
             call = root
+        elif function is not None:
+            around = stack[-1][1]
+            call = ModuleCall(f"{function.__name__}()", around.module, 0, function=function)
+            call.is_foreign = around.is_foreign
+            around.steps.append(call)
         else:
             path = [value[0] for value in node.meta["nn_module_stack"].values()][-1]
             call = ModuleCall(first[id(modules[path])], modules[path], 0)
-            around = stack[-1][1]
+            around = next(call for _, call in reversed(stack) if call.function is None)
             call.is_foreign = around.is_foreign or not is_below(call.path, around.path)
-            around.steps.append(call)
+            stack[-1][1].steps.append(call)
         call.arguments = tree
         callers[call] = frames(node)
         stack.append((number, call))
@@ -125,12 +144,25 @@ def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
     root.steps += [node for node in outside if not is_size(node) and not does_nothing(node)]
     for call in [root, *callers]:
         _find_forward(call, callers)
+    for call in [root, *callers]:
+        call.steps = list(_without_functions_of_modules(call))
     return root
+
+
+def _without_functions_of_modules(call: ModuleCall) -> "Iterator[Node | ModuleCall]":
+    """Iterate over the steps of a call, those too of functions that call modules."""
+    for step in call.steps:
+        if isinstance(step, ModuleCall) and step.function is not None and step.calls_modules():
+            yield from _without_functions_of_modules(step)
+        else:
+            yield step
 
 
 def _drops(call: ModuleCall) -> bool:
     """Return whether a call is that of a dropout, which is called in the file too."""
-    return type(call.module) is torch.nn.Dropout and call.module.p > 0 and not call.is_foreign
+    if type(call.module) is not torch.nn.Dropout or call.function is not None:
+        return False
+    return call.module.p > 0 and not call.is_foreign
 
 
 def _dropped(program: ExportedProgram, end: Node, call: ModuleCall, returned: Any) -> Any:
@@ -170,7 +202,7 @@ def _find_forward(call: ModuleCall, callers: Mapping[ModuleCall, tuple[Frame, ..
     for step in call.steps:
         stack = callers[step] if isinstance(step, ModuleCall) else frames(step)
         if stack[:outside] == callers[call] and len(stack) > outside:
-            call.depth = forward_frame(call.module.forward, stack, outside)
+            call.depth = forward_frame(call.forward, stack, outside)
             return
 
 

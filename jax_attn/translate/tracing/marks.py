@@ -1,11 +1,13 @@
-"""Marks in a graph where a module is called and where it returns.
+"""Marks in a graph where a module, or a function of its source, is called and where it returns.
 
 An operator without a result reads what forward is given and what it returns. It takes part in
 making the graph functional, so afterwards it reads the very values that forward got: views are
-up to date, in-place operators done. Hooks record it; the reference is left as it was.
+up to date, in-place operators done. Hooks record it, and functions that stand in for those of the
+source; the reference is left as it was.
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from jax_attn.translate.tracing.private import keep
+from jax_attn.translate.tracing.helpers import helpers
+from jax_attn.translate.tracing.private import is_vectorized, keep
 
 _LIBRARY = torch.library.Library("jax_attn", "FRAGMENT")
 _LIBRARY.define("mark(int call, bool is_end, Tensor[] tensors, SymInt[] sizes) -> ()")
@@ -42,9 +45,11 @@ class Marked:
     Attributes:
       tree: what forward is given, by the names of its arguments, or what it returns; tensors and
         sizes are slots.
+      function: the function that is called, if it is no module.
     """
 
     tree: Any
+    function: Callable[..., Any] | None = None
 
 
 Marks = dict[tuple[int, bool], Marked]
@@ -94,15 +99,19 @@ def bound(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return arguments
 
 
+def _holds(tree: Any, kinds: type | tuple[type, ...]) -> bool:
+    return any(isinstance(leaf, kinds) for leaf in torch.utils._pytree.tree_leaves(tree))
+
+
 @contextmanager
 def marked(reference: torch.nn.Module) -> Iterator[Marks]:
-    """Let every call of a module of the reference leave marks in the graph that is traced."""
+    """Let every call of a module, and of a function of its source, leave marks in the graph."""
     marks: Marks = {}
     hooks: list[Any] = []
     open_calls: list[int] = []
     count = 0
 
-    def mark(is_end: bool, tree: Any) -> None:
+    def mark(is_end: bool, tree: Any, function: Callable[..., Any] | None = None) -> None:
         tensors: list[torch.Tensor] = []
         sizes: list[torch.SymInt] = []
 
@@ -115,7 +124,7 @@ def marked(reference: torch.nn.Module) -> Iterator[Marks]:
                 return MarkSlot(len(sizes) - 1, True)
             return leaf
 
-        marks[open_calls[-1], is_end] = Marked(with_leaves(tree, slot))
+        marks[open_calls[-1], is_end] = Marked(with_leaves(tree, slot), function)
         MARK(open_calls[-1], is_end, tensors, sizes)
 
     def enter(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -132,7 +141,32 @@ def marked(reference: torch.nn.Module) -> Iterator[Marks]:
         mark(True, result)
         open_calls.pop()
 
+    def marking(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def marked_function(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            if is_vectorized() or not _holds((args, kwargs), torch.Tensor):
+                return function(*args, **kwargs)
+            arguments = {
+                name: value if _holds(value, (torch.Tensor, torch.SymInt, int, float)) else None
+                for name, value in bound(function, args, kwargs).items()
+            }
+            open_calls.append(count)
+            count += 1
+            try:
+                mark(False, arguments, function)
+                result = function(*args, **kwargs)
+                mark(True, result, function)
+            finally:
+                open_calls.pop()
+            return result
+
+        return marked_function
+
+    functions = helpers(reference)
     try:
+        for each in functions:
+            each.names[each.name] = marking(each.function)
         for module in reference.modules():
             # The reference's own hooks run inside of ours.
             hooks += [
@@ -141,6 +175,8 @@ def marked(reference: torch.nn.Module) -> Iterator[Marks]:
             ]
         yield marks
     finally:
+        for each in functions:
+            each.names[each.name] = each.function
         for hook in hooks:
             hook.remove()
 

@@ -123,6 +123,11 @@ def is_unbacked(value: Any) -> bool:
     return is_known and bool(symbolic_shapes.free_unbacked_symbols(value))
 
 
+def is_vectorized() -> bool:
+    """Return whether the code that runs is called by `torch.vmap`, or is differentiated."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def drafted(program: ExportedProgram) -> list[tuple[str, str, list[tuple[str, int]]]]:
     """Return what a draft of an export went past: the kind, what of, and the files and lines."""
     report: Any = program._report  # type: ignore[attr-defined]

@@ -70,6 +70,14 @@ def _root_name(value: ast.expr) -> str | None:
     return value.id if isinstance(value, ast.Name) and value.id != "self" else None
 
 
+def _written_in_place(value: ast.expr) -> tuple[str, ...]:
+    """Return the name of what `x.clamp_(0, 1)` writes into."""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return ()
+    name = _root_name(value) if value.func.attr.endswith("_") else None
+    return (name,) if name is not None else ()
+
+
 @lru_cache(maxsize=65536)
 def statement(frame: Frame) -> Statement:
     """Return the statement of a frame's line."""
@@ -82,6 +90,8 @@ def statement(frame: Frame) -> Statement:
         targets = _names(found.targets[0])
     elif isinstance(found, (ast.AnnAssign, ast.AugAssign)):
         targets = _names(found.target)
+    elif isinstance(found, ast.Expr):
+        targets = _written_in_place(found.value)
     elif isinstance(found, ast.Return) and found.value is not None:
         listed = found.value.elts if isinstance(found.value, ast.Tuple) else [found.value]
         returns = tuple(_root_name(value) for value in listed)

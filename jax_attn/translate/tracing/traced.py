@@ -136,13 +136,13 @@ def _one_name(root: ModuleCall, node: Node, names: list[str]) -> str:
         return names[0]
     read_by: set[str] = set()
 
-    def walk(call: ModuleCall) -> None:
+    def walk(call: ModuleCall, path: str) -> None:
         for step in call.steps:
             if isinstance(step, ModuleCall):
-                walk(step)
+                walk(step, path if step.function is not None else step.path)
             elif node in operands(step):
-                own = [name for name in names if call.path and is_below(name, call.path)]
+                own = [name for name in names if path and is_below(name, path)]
                 read_by.add((own or names)[0])
 
-    walk(root)
+    walk(root, "")
     return read_by.pop() if len(read_by) == 1 else names[0]

@@ -1,0 +1,118 @@
+"""Functions of torch's source that modules call in two places are functions of the file."""
+
+import ast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from jax_attn.translate import translate
+from jax_attn.translate.outputs import called
+from jax_attn.translate.proof import loaded
+
+X = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    first = x[..., : x.shape[-1] // 2]
+    second = x[..., x.shape[-1] // 2 :]
+    return torch.cat((-second, first), dim=-1)
+
+
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q_embed = q * cos + rotate_half(q) * sin
+    k_embed = k * cos + rotate_half(k) * sin
+    return q_embed, k_embed
+
+
+def repeat(x: Tensor, times: int) -> Tensor:
+    batch, heads, length, width = x.shape
+    x = x[:, :, None].expand(batch, heads, times, length, width)
+    return x.reshape(batch, heads * times, length, width)
+
+
+def parts(x: Tensor, size: int) -> Tensor:
+    batch, heads, length, width = x.shape
+    return x.reshape(batch, heads, length, width // size, size).transpose(-1, -2)
+
+
+def doubled(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return torch.tanh(x)
+
+
+def gated(linear: nn.Module, x: Tensor) -> Tensor:
+    return torch.sigmoid(linear(x)) * x
+
+
+def least(x: Tensor, other: Tensor) -> Tensor:
+    return torch.minimum(x, other) * 2
+
+
+def compared(x: Tensor) -> Tensor:
+    return torch.tanh(x) * 2
+
+
+class Rotates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = apply_rotary(self.a(x), x, torch.cos(x), torch.sin(x))
+        return q @ k.mT
+
+
+class Repeats(Rotates):
+    def forward(self, x: Tensor) -> Tensor:
+        return repeat(self.a(x), 2) * repeat(repeat(x, 1), 2)
+
+
+class Parts(Rotates):
+    def forward(self, x: Tensor) -> Tensor:
+        return parts(self.a(x), 2).sum((-1, -2)) @ parts(x, 4).sum((-1, -2)).mT
+
+
+class Doubles(Rotates):
+    def forward(self, x: Tensor) -> Tensor:
+        y, z = self.a(x), torch.tanh(x)
+        return doubled(y) * doubled(z) + y * z
+
+
+class Gates(Rotates):
+    def forward(self, x: Tensor) -> Tensor:
+        return gated(self.a, x) + gated(self.a, x * 2)
+
+
+class ReadsItsWeight(Rotates):
+    def forward(self, x: Tensor) -> Tensor:
+        return least(x, self.a.weight[0]) + least(self.a(x), self.a.bias)
+
+
+class Compares(Rotates):
+    def forward(self, x: Tensor) -> Tensor:
+        return compared(x) + (compared(self.a(x)) if kept["compared"] is compared else x)
+
+
+kept = {"compared": compared}
+ROWS = {
+    "a function in a function": (Rotates(), ["rotate_half"]),
+    "a number in the call": (Parts(), ["parts"]),
+    "sizes that differ": (Repeats(), ["repeat"]),
+    "a write into an argument": (Doubles(), []),
+    "a module that is called": (Gates(), []),
+    "a parameter as an argument": (ReadsItsWeight(), ["least"]),
+    "a function that is compared": (Compares(), []),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_functions_that_are_called_twice_are_functions(row):
+    reference, names = ROWS[row]
+    found = translate(reference, (X,))
+    tree = ast.parse(found.source)
+    print(found.source)
+    own = [each.name for each in tree.body if isinstance(each, ast.FunctionDef)]
+    assert own == names
+    theirs = reference(X).detach().numpy()
+    assert abs(called(loaded(found, reference), X.numpy()) - theirs).max() < 1e-5

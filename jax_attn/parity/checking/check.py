@@ -131,13 +131,13 @@ def check(
         others are judged.
     """
     of_port = port_problems(port, layout, transforms, strict, port_call, (mesh, specs))
-    prepares: list[Callable[[], ReferenceSide]] = []
+    prepares: list[Callable[..., ReferenceSide]] = []
     if isinstance(reference, ReferenceSide):
         golden, asked = reference, (inputs, dtype, gradients, seed, reference_call, parameters)
         of_jax = Problems([], x64_problems(golden.dtype))
         expect_none(fixed_problems(golden, *asked), of_jax, of_port)
         every = [golden.inputs]
-        prepares.append(lambda: golden)
+        prepares.append(lambda **_: golden)
     else:
         dtype, seed = "float32" if dtype is None else dtype, 0 if seed is None else seed
         gradients = True if gradients is None else gradients
@@ -155,23 +155,24 @@ def check(
     on_inputs = partial(port_on, port=port, call=port_call, mesh=mesh, specs=specs)
     is_several = isinstance(inputs, list)
     ports = made_of_each(every, on_inputs) if is_several else [on_inputs(every[0])]
-    result = join_results(
-        [
-            _checked(prepare, placed, tuple(transforms), layout)
-            for prepare, placed in zip(prepares, ports, strict=True)
-        ]
-    )
+    results: list[Result] = []
+    hidden: frozenset[str] | None = None
+    for prepare, placed in zip(prepares, ports, strict=True):
+        # What some inputs reveal is revealed: later ones are asked about the rest alone.
+        prepared = prepare(canaries=hidden)
+        results.append(_checked(prepared, placed, tuple(transforms), layout))
+        hidden = frozenset(prepared.hidden)
+    result = join_results(results)
     return result.strict() if strict else result
 
 
 def _checked(
-    prepare: Callable[[], ReferenceSide],
+    prepared: ReferenceSide,
     port: Port,
     transforms: tuple[str, ...],
     layout: Layout | None,
 ) -> Result:
-    """Prepare a reference on its inputs, and judge a port by it."""
-    prepared = prepare()
+    """Judge a port by a reference prepared on its inputs."""
     weights = None if layout is None else HeldWeights(port.module, layout)
     side = PortSide.of(prepared, port, transforms, weights)
     with compiled_ahead(port, prepared.dtype, prepared.differentiated, transforms):

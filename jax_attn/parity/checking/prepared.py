@@ -45,7 +45,7 @@ class Prepared(ReferenceSide):
     oracle: cotangents -> `Run` in float64; None stands for the reference itself in float64.
     precision, declared_nan: as for `ReferenceSide`.
     runs: the number of perturbed runs for the budgets. as_jax, watch: as for `Reference.spread`.
-    questions: those of probes, by name.
+    questions: those of probes, by name. canaries: the names of those to plant; None for all.
     """
 
     reference: Reference
@@ -59,6 +59,7 @@ class Prepared(ReferenceSide):
     as_jax: bool = False
     watch: Watch = unwatched
     questions: Mapping[str, Question] = field(default_factory=dict, repr=False)
+    canaries: frozenset[str] | None = None
 
     @cached_property
     def inference(self) -> dict[str, np.ndarray]:
@@ -240,6 +241,11 @@ class Prepared(ReferenceSide):
     def first(self) -> "Prepared":
         """The one whose `again` this is, else this one; the two differ only in their budgets."""
         return self
+
+    @cached_property
+    def hidden(self) -> set[str]:
+        """The canaries that these inputs hide or that left a note, once a port is judged."""
+        return set()
 
     def answer(self, question: str) -> Any:
         asked = self.questions[question]

@@ -25,20 +25,28 @@ def prepare_module(
     seed: int,
     parameters: str | Sequence[str] | None,
     others: tuple[Inputs, ...] = (),
+    canaries: frozenset[str] | None = None,
 ) -> Prepared:
     """Prepare a torch module; the arguments are those of `check`, and of the right types.
 
-    others: the other inputs of the same check.
+    others: the other inputs of the same check. canaries: as for `Prepared`.
 
     Raises TypeError or ValueError as `chosen` and `prepare` do.
     """
     names = [name for name, _ in module.named_parameters()]
     wanted = None if parameters is None else chosen(names, parameters)
     called = Reference(module, call, inputs, wanted, others)
-    return prepare(called, dtype, gradients=gradients, seed=seed)
+    return prepare(called, dtype, gradients=gradients, seed=seed, canaries=canaries)
 
 
-def prepare(reference: Reference, dtype: str, *, gradients: bool, seed: int) -> Prepared:
+def prepare(
+    reference: Reference,
+    dtype: str,
+    *,
+    gradients: bool,
+    seed: int,
+    canaries: frozenset[str] | None = None,
+) -> Prepared:
     """Prepare the reference's side of a check; each part of it is computed when it is first needed.
 
     Raises ValueError if the reference's outputs cannot be compared, or differ from call to call.
@@ -53,6 +61,7 @@ def prepare(reference: Reference, dtype: str, *, gradients: bool, seed: int) -> 
         runs=FEWER_RUNS if is_large else RUNS,
         as_jax=is_large and dtype in NARROW,
         questions=QUESTIONS,
+        canaries=canaries,
     )
     with _ids_named(reference):
         outputs = prepared.inference

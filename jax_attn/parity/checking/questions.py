@@ -19,7 +19,8 @@ def _weights(prepared: Prepared) -> Weights:
 
 def _canaries(prepared: Prepared) -> Findings:
     """Return doubts about bugs that these inputs would not reveal, and notes."""
-    found = try_canaries(prepared)
+    found = try_canaries(prepared, prepared.canaries)
+    prepared.first.hidden.update(found.hidden)
     return Findings(doubts=found.doubts, notes=found.notes)
 
 

@@ -165,6 +165,11 @@ class ReferenceSide:
         """The torch module with its inputs; None if it was prepared elsewhere."""
         return None
 
+    @property
+    def hidden(self) -> set[str]:
+        """The canaries that these inputs hide or that left a note, if they are planted here."""
+        return set()
+
     def judge_one(
         self, kind: str, name: str, transform: str, got: np.ndarray, beside: Run | None = None
     ) -> TensorReport:

@@ -8,6 +8,7 @@ from flax import nnx
 
 from helpers.parity.findings import kinds
 from jax_attn import parity
+from jax_attn.parity.checking import canaries
 
 F = torch.nn.functional
 ODD, EVEN = (
@@ -83,3 +84,32 @@ def test_what_is_wrong_is_told_by_its_place(row):
     lines = str(told.value).splitlines()
     assert len(lines) == len(begins)
     assert all(line.startswith(begin) for line, begin in zip(lines, begins, strict=True))
+
+
+class Attend(torch.nn.Module):
+    def forward(self, x):
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class AttendPort(nnx.Module):
+    def __call__(self, x):
+        return jax.nn.softmax(x @ x.mT) @ x
+
+
+VARIED = np.random.default_rng(1).standard_normal((2, 5, 3)).astype(np.float32)
+EQUAL = np.broadcast_to(VARIED[:, :1], VARIED.shape).copy()  # all weights are a fifth
+
+
+@pytest.mark.parametrize(
+    ("sets", "asked"),
+    [((VARIED, EQUAL), 1), ((EQUAL, VARIED), 2), ((EQUAL, VARIED, EQUAL), 2), ((EQUAL, EQUAL), 2)],
+    ids=["revealed first", "hidden first", "revealed second", "never revealed"],
+)
+def test_later_inputs_are_asked_only_about_bugs_that_earlier_ones_hide(sets, asked, monkeypatch):
+    calls = []
+    tried = canaries.try_softmaxes
+    monkeypatch.setattr(canaries, "try_softmaxes", lambda *a: calls.append(a) or tried(*a))
+    given = [(x,) for x in sets]
+    result = parity.check(Attend(), AttendPort(), given, transforms=("jit",), gradients=False)
+    assert len(calls) == asked
+    assert (result.verdict == "PASS") == any(x is VARIED for x in sets), str(result)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -37,7 +38,7 @@ from jax_attn.parity.run.at_once import together
 from jax_attn.parity.run.reference import LONG
 from jax_attn.parity.run.torch_settings import set_for_all_threads
 
-__all__ = ["DoubtsAndNotes", "try_canaries"]
+__all__ = ["DoubtsAndNotes", "Tried", "try_canaries"]
 
 Part = Callable[[], DoubtsAndNotes]
 _AT_ONCE = 2
@@ -50,8 +51,21 @@ _DROWNED = Finding(
 )
 
 
-def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
-    """Plant each canary in the reference, and doubt the inputs that do not reveal it."""
+class Tried(NamedTuple):
+    """What canaries found; `hidden` names those that the inputs would not reveal, or noted."""
+
+    doubts: tuple[Finding, ...] = ()
+    notes: tuple[Finding, ...] = ()
+    hidden: frozenset[str] = frozenset()
+
+
+def try_canaries(prepared: Prepared, names: frozenset[str] | None = None) -> Tried:
+    """Plant canaries in the reference, and doubt the inputs that do not reveal them.
+
+    names: those to plant; None for all.
+    """
+    if names is not None and not names:
+        return Tried()
     facts, tanhs = AttentionFacts(prepared.dtype), Tanhs()
     branches, by_masks, elsewhere = Branches(), Branches(OF_MASKS), Branches()
     begun = time.perf_counter()
@@ -60,28 +74,32 @@ def try_canaries(prepared: Prepared) -> DoubtsAndNotes:
     for inputs in prepared.reference.others:
         run_planted(prepared.reference.deciding_anew(inputs), Watched(elsewhere))
     of_masks = try_masks(prepared, facts, by_masks)  # fills by_masks, which others read
-    others: tuple[Part, ...] = (
-        lambda: try_mask_patterns(prepared),
-        lambda: try_positions(prepared),
-        lambda: try_softmaxes(prepared, facts),
-        lambda: try_windows(prepared, facts),
-        lambda: try_softcaps(prepared, tanhs),
-        lambda: try_equal_inputs(prepared),
-        lambda: try_batches(prepared),
-        lambda: try_epsilons(prepared),
-        lambda: branches.notes(by_masks, elsewhere),
-        lambda: try_unread(prepared),
-        lambda: try_neutral_weights(prepared),
-        lambda: try_small_branches(prepared),
-        lambda: try_padding_ids(prepared),
-    )
-    parts = [of_masks, *(_at_once(prepared, others) if is_long else (part() for part in others))]
-    doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*parts, strict=True))
+    every: dict[str, Part] = {
+        "masks": lambda: of_masks,
+        "mask patterns": lambda: try_mask_patterns(prepared),
+        "positions": lambda: try_positions(prepared),
+        "softmaxes": lambda: try_softmaxes(prepared, facts),
+        "windows": lambda: try_windows(prepared, facts),
+        "softcaps": lambda: try_softcaps(prepared, tanhs),
+        "equal inputs": lambda: try_equal_inputs(prepared),
+        "batches": lambda: try_batches(prepared),
+        "epsilons": lambda: try_epsilons(prepared),
+        "branches": lambda: branches.notes(by_masks, elsewhere),
+        "unread": lambda: try_unread(prepared),
+        "neutral weights": lambda: try_neutral_weights(prepared),
+        "small branches": lambda: try_small_branches(prepared),
+        "padding ids": lambda: try_padding_ids(prepared),
+    }
+    chosen = {name: part for name, part in every.items() if names is None or name in names}
+    parts = [*chosen.values()]
+    found = _at_once(prepared, parts) if is_long else [part() for part in parts]
+    hidden = frozenset(name for name, each in zip(chosen, found, strict=True) if any(each))
+    doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*found, strict=True))
     if doubts and not _has_budget(prepared):
         doubts = ()  # no run could fail; the comparison reports why
     elif doubts and not prepared.has_power:
         doubts, notes = (), (*notes, _DROWNED)
-    return DoubtsAndNotes(doubts, notes)
+    return Tried(doubts, notes, hidden)
 
 
 def _at_once(prepared: Prepared, parts: Sequence[Part]) -> list[DoubtsAndNotes]:

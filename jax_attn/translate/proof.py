@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from flax import nnx
@@ -21,8 +22,10 @@ Inputs = Mapping[str, Any] | tuple[Any, ...]
 
 
 def loaded(translation: Translation, reference: torch.nn.Module) -> nnx.Module:
-    """Build the translation, with the weights of its reference."""
-    port = translation.build(nnx.Rngs(0))
+    """Build the translation, with the weights of its reference and no drawn ones before."""
+    port: nnx.Module = nnx.eval_shape(lambda: translation.build(nnx.Rngs(0)))
+    others = jax.jit(lambda: nnx.state(translation.build(nnx.Rngs(0)), nnx.Not(nnx.Param)))()
+    nnx.update(port, others)
     transfer.load(port, reference.state_dict(), translation.layout)
     return port
 

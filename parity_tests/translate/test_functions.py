@@ -63,6 +63,13 @@ class Rotates(nn.Module):
         return q @ k.mT
 
 
+class RotatesTwice(Rotates):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = apply_rotary(self.a(x), x, torch.cos(x), torch.sin(x))
+        q, k = apply_rotary(q, k, torch.sin(x), torch.cos(x))
+        return q @ k.mT
+
+
 class Repeats(Rotates):
     def forward(self, x: Tensor) -> Tensor:
         return repeat(self.a(x), 2) * repeat(repeat(x, 1), 2)
@@ -97,6 +104,7 @@ class Compares(Rotates):
 kept = {"compared": compared}
 ROWS = {
     "a function in a function": (Rotates(), ["rotate_half"]),
+    "a function that calls another": (RotatesTwice(), ["rotate_half", "apply_rotary"]),
     "a number in the call": (Parts(), ["parts"]),
     "sizes that differ": (Repeats(), ["repeat"]),
     "a write into an argument": (Doubles(), []),

@@ -25,7 +25,7 @@ class Loop:
 def run_from(scope: MethodScope, place: int) -> Loop | None:
     """Return the longest loop that starts with an item."""
     first = scope.items[place]
-    if not isinstance(first, ModuleCall):
+    if not isinstance(first, ModuleCall) or first.function is not None:
         return None
     parent, _, index = first.path.rpartition(".")
     is_in_list = not scope.tree.attribute(scope.call.path, first.path).endswith("']")

@@ -10,6 +10,7 @@ from torch.fx import Node
 from jax_attn.translate.module.expressions import Expressions, element, name_of
 from jax_attn.translate.module.loops import Loop, run_from
 from jax_attn.translate.module.scope import MethodContext
+from jax_attn.translate.module.swaps import without_swaps
 from jax_attn.translate.module.tidy import tidied, without_unread
 from jax_attn.translate.rules.expression import Written, literal
 from jax_attn.translate.tracing.calls import ModuleCall
@@ -234,6 +235,7 @@ class Writer(Expressions):
 
     def _finished(self) -> list[ast.stmt]:
         body = without_unread([tidied(each) for each in self.body])
+        body = without_swaps(body)
         return [*self.unpacked, *self.axes.statements(), *body]
 
 

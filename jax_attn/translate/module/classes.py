@@ -134,25 +134,30 @@ class Classes:
         uses = [
             Use(path, call) for path in paths for call in self.places.calls.get(path, ()) or (None,)
         ]
+        # An instance that is never called may have any method.
         bodies = {
-            index: method(use.call, self.places.tree) if use.call else []
+            index: method(use.call, self.places.tree)
             for index, use in enumerate(uses)
-        }
+            if use.call is not None
+        } or {0: []}
         inits = {path: self.members.init(path) for path in paths}
         writing = _Writing(kind, self.places, uses, bodies, inits)
         try:
             parts = writing.merger.merged()
         except InseparableError:
             self._refuse(uses, bodies)
-            # Written for the first use only, so that other reasons are found too.
-            inits = {uses[0].path: inits[uses[0].path]}
-            made = self._taken([_Writing(kind, self.places, uses[:1], {0: bodies[0]}, inits)])
+            # Written for one use only, so that other reasons are found too.
+            index, body = next(iter(bodies.items()))
+            path = uses[index].path
+            one = _Writing(kind, self.places, [uses[index]], {0: body}, {path: inits[path]})
+            made = self._taken([one])
             self.class_of |= dict.fromkeys(paths, made[0])
             return made
         shared = sum(isinstance(part, MergedLine) for part in parts)
         shortest = min(map(len, bodies.values()))
         if size(parts) > _LONGEST_UNLIKE and 2 * shared < shortest:
-            halves = sorted(writing.merger.halves(), key=len, reverse=True)
+            halves = sorted(map(set, writing.merger.halves()), key=len, reverse=True)
+            halves[0] |= {*range(len(uses))} - {*bodies}
             parted = [{uses[index].path for index in half} for half in halves]
             if not parted[0] & parted[1]:
                 return self._taken(
@@ -161,7 +166,7 @@ class Classes:
                             kind,
                             self.places,
                             [uses[index] for index in sorted(half)],
-                            {place: bodies[index] for place, index in enumerate(sorted(half))},
+                            {n: bodies[i] for n, i in enumerate(sorted(half)) if i in bodies},
                             {path: inits[path] for path in paths if path in parts_},
                         )
                         for half, parts_ in zip(halves, parted, strict=True)
@@ -183,9 +188,9 @@ class Classes:
 
     def _refuse(self, uses: Sequence[Use], bodies: Bodies) -> None:
         texts: dict[str, set[str]] = {}
-        for index, use in enumerate(uses):
-            text = ast.unparse(ast.fix_missing_locations(ast.Module(list(bodies[index]), [])))
-            texts.setdefault(use.path, set()).add(text)
+        for index, body in bodies.items():
+            text = ast.unparse(ast.fix_missing_locations(ast.Module(list(body), [])))
+            texts.setdefault(uses[index].path, set()).add(text)
         for path, different in texts.items():
             if len(different) > 1:
                 self._refuse_path(path)

@@ -183,25 +183,33 @@ class MethodScope:
     def _helper_name(self, value: Node) -> str | None:
         """Return the name of a value in the helper function that computed it."""
         item = self.produced[value]
-        if not isinstance(item, Node):
+        if isinstance(item, ModuleCall) and len(self.tree.outputs(item)) > 1:
             return None
-        stack = frames(item)
+        stack = self._stack(item)
         for level in range(self.call.depth + 1, len(stack)):
             place = statement(stack[level])
             target = self._target(item, place.targets)
             if target is None:
                 continue
-            users = [frames(user) if isinstance(user, Node) else () for user in self.users[value]]
+            users = [self._stack(user) if user is not None else () for user in self.users[value]]
             if any(len(other) <= level or statement(other[level]) != place for other in users):
                 return target
         return None
 
-    def _target(self, item: Node, targets: Sequence[str | None]) -> str | None:
-        """Return which of the names that a statement assigns is that of an operator's result."""
+    def _stack(self, item: Node | ModuleCall) -> tuple[Frame, ...]:
+        """Return the frames in which an operator ran, or a module or a function was called."""
+        node = self._first(item)
+        stack = frames(node) if node is not None else ()
+        return stack[: item.depth] if isinstance(item, ModuleCall) else stack
+
+    def _target(self, item: Node | ModuleCall, targets: Sequence[str | None]) -> str | None:
+        """Return which of the names that a statement assigns is that of an item's result."""
         if len(targets) == 1:
             return targets[0]
-        source = item.args[0] if item.args else None
-        if not isinstance(source, Node) or not isinstance(source.meta["val"], (list, tuple)):
+        source = item.args[0] if isinstance(item, Node) and item.args else None
+        if not isinstance(item, Node) or not isinstance(source, Node):
+            return None
+        if not isinstance(source.meta["val"], (list, tuple)):
             return None
         index = item.args[1]
         assert isinstance(index, int)

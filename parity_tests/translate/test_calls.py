@@ -12,7 +12,7 @@ from torch.fx import Node
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.exported import exported
 from jax_attn.translate.tracing.frames import frames
-from jax_attn.translate.tracing.problems import TranslationError
+from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 from jax_attn.translate.tracing.traced import traced
 from jax_attn.translate.tracing.unsupported import unsupported
 
@@ -349,6 +349,20 @@ def test_input_that_forward_does_not_take_is_refused():
 
 
 # -- what cannot be translated
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/home/me/lib/python3.11/site-packages/torch/nn/functional.py", "torch/nn/functional.py"),
+        ("/usr/lib/python3/dist-packages/timm/layers/mlp.py", "timm/layers/mlp.py"),
+        ("/home/me/model.py", "/home/me/model.py"),
+    ],
+)
+def test_a_line_of_an_installed_package_is_told_by_its_module(file, shown):
+    problem = Unsupported("size", "x, axis 1", "is fixed", file, 7, "return x")
+    assert (problem.source, problem.file) == (shown, file)
+    assert str(problem).endswith(f"\n    {shown}:7: return x")
 
 
 class Untranslatable(nn.Module):

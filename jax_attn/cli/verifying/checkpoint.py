@@ -70,6 +70,7 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
     soon as it is judged.
     """
     from jax_attn.families.whole import unusable
+    from jax_attn.parity.run.inputs_and_runs import RaisedError
     from jax_attn.porting.inspect.config import UnknownHeadsError
     from jax_attn.transfer import TransferError
     from jax_attn.transfer.files.port_folder import read_config
@@ -91,7 +92,7 @@ def verify_checkpoint(path: Path, scope: Scope, *, explain: bool, shown: bool) -
         if config is not None and _is_found(path):
             try:
                 return _verify_translated(path, why, **options)
-            except (TransferError, TranslationError, RuntimeError, MemoryError) as error:
+            except (TransferError, TranslationError, RaisedError, MemoryError) as error:
                 why = f"{why}; and it cannot be translated: {error}"
         why = f"{_ONLY_ATTENTION}: {why}"
         click.echo(why, err=True)

@@ -109,7 +109,10 @@ def exported(
         except Exception as error:
             raise refusal(error, reference, options) from error
         hidden = inline_regions(program)
-        program = program.run_decompositions({})
+        try:
+            program = program.run_decompositions({})
+        except Exception as error:
+            raise refusal(error, reference, options) from error
         replace_copies(program)
     seconds = time.perf_counter() - start
     return Exported(program, marks, dynamic, tuple(hidden), seconds)

@@ -1,7 +1,10 @@
 """What cannot be translated, and where torch's source says it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_INSTALLED = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,13 @@ class Unsupported:
     line: int = 0
     text: str = ""
 
+    @property
+    def source(self) -> str:
+        """The file; of an installed package, its path from there, as torch/nn/functional.py."""
+        return _INSTALLED.sub("", self.file)
+
     def __str__(self) -> str:
-        place = f"\n    {self.file}:{self.line}: {self.text}" if self.file else ""
+        place = f"\n    {self.source}:{self.line}: {self.text}" if self.file else ""
         return f"{self.operator}: {self.reason}{place}"
 
 

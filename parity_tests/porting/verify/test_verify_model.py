@@ -12,7 +12,8 @@ import transformers as hf
 from helpers.families.whole_models import SmallModel
 from helpers.transfer.torch_checkpoints import FAIL, INCONCLUSIVE, PASS, USAGE, said, verify
 from jax_attn.environment import install_line
-from jax_attn.porting.verify import whole
+from jax_attn.parity.run.inputs_and_runs import RaisedError
+from jax_attn.porting.verify import translated, whole
 from jax_attn.transfer import load_checkpoint, save_checkpoint
 from jax_attn.translate import pretrained
 
@@ -233,6 +234,23 @@ def test_a_model_that_is_not_ours_is_translated_and_verified_whole(tmp_path):
     (case,) = json.loads(done.stdout)["cases"]
     assert case["name"] == "translation, float32"
     assert any("T5EncoderModel" in note for note in said(case, "about-checkpoint"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "is_refused"), [(RaisedError("port: raises"), True), (RuntimeError("ours"), False)]
+)
+def test_only_what_a_translation_refuses_falls_back_to_attention(
+    error, is_refused, small, tmp_path, monkeypatch
+):
+    def verify_translated(path, *, explain):
+        raise error
+
+    monkeypatch.setattr(translated, "verify_translated", verify_translated)
+    done = verify(changed(small("gpt2"), tmp_path, unheard_of=True))
+    assert done.exit_code == (PASS if is_refused else 1), done.output
+    assert ("it cannot be translated: port: raises" in done.output) == is_refused
+    assert is_refused or done.exception is error
 
 
 def test_but_not_if_the_model_is_asked_for(small, tmp_path):

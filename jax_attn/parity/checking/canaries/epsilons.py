@@ -118,17 +118,14 @@ def _of_norms(prepared: Prepared) -> Iterator[Finding]:
 
 def _of_one_norm(prepared: Prepared, norms: list[Site]) -> Iterator[Finding]:
     """Try single norms. The notes are standing: in most models, other terms drown some norms."""
-    unseen = [
-        norm.path
-        for norm in norms[:ALONE]
-        if is_seen(prepared, partial(_other_epsilons, at=norm)) is False
-    ]
+    seen = [is_seen(prepared, partial(_other_epsilons, at=norm)) for norm in norms[:ALONE]]
+    unseen = [norm.path for norm, shows in zip(norms, seen, strict=False) if shows is False]
     if len(norms) > ALONE:
         yield StandingNote(
             "few-tried",
             f"a wrong epsilon of one norm alone was tried in {ALONE} of {len(norms)}: those whose "
-            "result it changes least; to try the others, check parts of the model with at most "
-            f"{ALONE} norms each",
+            f"result it changes least{', and in each of them it shows' if all(seen) else ''}; to "
+            f"try the others, check parts of the model with at most {ALONE} norms each",
         )
     if unseen:
         yield StandingNote(

@@ -75,7 +75,10 @@ def try_small_branches(prepared: Prepared) -> DoubtsAndNotes:
         )
         notes.append(Finding("small-branch", sentence))
     if len(smallest) > ALONE:
-        few = f"a missing branch was tried in {ALONE} of {len(smallest)} small ones, the smallest"
+        few = (
+            f"a missing branch was tried in {ALONE} of {len(smallest)} small ones, the smallest; "
+            "to show any of them, use gradients=True: a port without it lacks its gradients"
+        )
         notes.append(StandingNote("few-tried", few))
     return DoubtsAndNotes((), tuple(notes))
 

@@ -112,6 +112,7 @@ def test_of_many_norms_three_are_tried_alone():
 
     notes, _, said = noted(Many(), 0.01 * X)
     assert (notes, "one norm alone was tried in 3 of 4" in said) == (["few-tried"], True)
+    assert "and in each of them it shows; to try the others" in said
 
 
 class Divided(torch.nn.Module):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from helpers.parity.canary_trials import try_on
+from jax_attn.parity.checking.canaries import small_branches
 
 X = np.random.default_rng(0).standard_normal((2, 7, 5))
 
@@ -70,3 +71,11 @@ def test_only_the_branch_that_is_too_small_is_named():
 
     said = try_on(Both(), (X,), gradients=False).said
     assert "what is added in `hidden` is so small" in said
+
+
+def test_branches_that_were_not_tried_have_a_remedy(monkeypatch):
+    monkeypatch.setattr(small_branches, "ALONE", 0)
+    tried = try_on(Layers("a sum", 1e-9), (X,), gradients=False)
+    assert "few-tried" in tried.standing
+    assert "tried in 0 of 1" in tried.said
+    assert "use gradients=True" in tried.said

@@ -21,8 +21,15 @@ _OPTIONS = tuple(name for name in FIXED if name in OPTIONS)
 @click.argument("named", metavar="FILE.py:FUNCTION")
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @arguments(_OPTIONS)
+@click.option(
+    "--taps",
+    is_flag=True,
+    help="Write every tensor inside the reference too, 12 bytes a number, for check --explain.",
+)
 @click.option("--yes", is_flag=True, help="Write more than 1 GB without asking.")
-def command(context: click.Context, named: str, out: Path, yes: bool, **values: Any) -> None:
+def command(
+    context: click.Context, named: str, out: Path, taps: bool, yes: bool, **values: Any
+) -> None:
     """Capture a PyTorch reference, so that ports are judged where there is no torch.
 
     FUNCTION returns what it returns for `check`; the port may be None. OUT is a folder that does
@@ -46,13 +53,13 @@ def command(context: click.Context, named: str, out: Path, yes: bool, **values: 
     }
     try:
         with stdout_is_stderr():
-            digest = _captured(Request(named, given).pair(), out, yes)
+            digest = _captured(Request(named, given).pair(), out, taps=taps, yes=yes)
     except (PairError, MemoryError) as error:
         refuse(error)
     click.echo(digest)
 
 
-def _captured(pair: Any, out: Path, yes: bool) -> str:
+def _captured(pair: Any, out: Path, *, taps: bool, yes: bool) -> str:
     """Write the golden reference of a pair, and return its digest. Raises PairError."""
     from jax_attn.parity.golden.folder import expect_new
     from jax_attn.parity.golden.prepare import prepare
@@ -61,4 +68,5 @@ def _captured(pair: Any, out: Path, yes: bool) -> str:
     with refusals():
         options = {name: x for name in FIXED if (x := pair.options.get(name)) is not None}
         expect_new(out)
-        return prepare(pair.reference, cast(Any, pair.inputs), **options).save(out, yes=yes)
+        golden = prepare(pair.reference, cast(Any, pair.inputs), **options, taps=taps)
+        return golden.save(out, yes=yes)

@@ -101,10 +101,11 @@ def command(
     problems = problems_of_options(training, given)
     if golden is not None and training:
         problems.append("--training: goes without --golden")
-    if golden is not None and explain:
+    if expect_digest is not None and explain:
         problems.append(
-            "--explain: goes without --golden; run it where the reference is, as jax-attn check "
-            "FILE.py:FUNCTION --explain"
+            "--explain: goes without --expect-digest; run it where the reference is, as jax-attn "
+            "check FILE.py:FUNCTION --explain, or without --expect-digest by a golden reference "
+            "that jax-attn capture --taps wrote"
         )
     if golden is None and expect_digest is not None:
         problems.append("--expect-digest: goes with --golden")

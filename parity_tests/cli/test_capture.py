@@ -107,7 +107,7 @@ REFUSED = {
     "no gradients": (("ports.py:port", *JUDGED, "--no-gradients"), "gradients: expected the gold"),
     "another dtype": (("ports.py:port", *JUDGED, "--dtype", "bfloat16"), "dtype: expected the gol"),
     "other inputs": (("ports.py:other_inputs", *JUDGED), "inputs: expected the golden"),
-    "explained": (("ports.py:port", *JUDGED, "--explain"), "run it where the reference is"),
+    "explained": (("ports.py:port", *JUDGED, "--explain"), "capture it with --taps"),
     "a training": (("ports.py:port", *JUDGED, "--training"), "--training: goes without --golden"),
     "a report among it": (
         ("ports.py:port", *JUDGED, "--report", "golden/x"),
@@ -124,6 +124,18 @@ def test_what_cannot_be_judged_is_refused(name):
     done = run("check", *words)
     assert done.exit_code == 2, done.output
     assert message in done.stderr
+
+
+def test_an_explanation_by_taps_names_a_place(tmp_path):
+    golden = str(tmp_path / "golden")
+    digest = run("capture", "mine.py:right", golden, "--taps").stdout.strip()
+    words = ("--golden", golden, "--transforms", "jit", "--explain")
+    done = run("check", "ports.py:wrong", *words)
+    assert done.exit_code == 1, done.output
+    assert "The port first differs forward at" in done.stdout
+    assert "not looked for" in done.stdout
+    refused = run("check", "ports.py:wrong", *words, "--expect-digest", digest)
+    assert (refused.exit_code, "--explain: goes without" in refused.stderr) == (2, True)
 
 
 def test_what_cannot_be_captured_is_refused(tmp_path):

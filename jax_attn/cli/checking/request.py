@@ -113,9 +113,16 @@ class Request:
     def _golden(self) -> "Golden | None":
         if self.golden is None:
             return None
+        from jax_attn.parity.checking.reference_side import TAPS
         from jax_attn.parity.golden.golden import load_golden
 
-        return load_golden(self.golden)
+        golden = load_golden(self.golden)
+        if self.explain and TAPS not in golden.answers:
+            raise PairError(
+                f"--explain: {self.golden} does not hold the reference's tensors; capture it with "
+                "--taps, or run jax-attn check FILE.py:FUNCTION --explain where the reference is"
+            )
+        return golden
 
     def _judged_frozen(self, golden: Path, digest: str) -> "Judged":
         from jax_attn.parity.frozen.check_frozen import check_frozen

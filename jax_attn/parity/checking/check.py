@@ -5,6 +5,7 @@ the inputs could not reveal, run the port and judge it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,12 @@ from jax_attn.parity.checking.judged import judged
 from jax_attn.parity.checking.on_mesh import notes_on_mesh
 from jax_attn.parity.checking.port_weights import HeldWeights
 from jax_attn.parity.checking.probes import PortSide
-from jax_attn.parity.checking.reference_side import ReferenceSide
+from jax_attn.parity.checking.reference_side import TAPS, NotAskedError, ReferenceSide
 from jax_attn.parity.checking.several_inputs import each_of, join_results, made_of_each
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.pair.pair import Given
 from jax_attn.parity.run.ahead import compiled_ahead
-from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, float_dtype
 from jax_attn.parity.run.placement import MeshPlacement
 from jax_attn.parity.run.port import Port
 from jax_attn.transfer import Layout
@@ -179,11 +180,14 @@ def _checked(
         result = judged(prepared, side)
     on_mesh = notes_on_mesh(port, prepared.dtype, prepared.differentiated)
     result = replace(result, notes=(*on_mesh, *result.notes, *prepared.notes))
-    reference = prepared.at_hand
+    reference, alone = prepared.at_hand, port.on_one_device() or port
     if reference is None:
+        with suppress(NotAskedError):  # unless it was captured with its taps
+            taps = prepared.answer(TAPS)
+            explainer = partial(_explained_by, taps, prepared.inference, alone, layout)
+            result = replace(result, explainer=explainer)
         return result
     reference.expect_unwritten()
-    alone = port.on_one_device() or port
     return replace(result, explainer=partial(_explained, reference, alone, layout))
 
 
@@ -244,3 +248,11 @@ def _explained(
     from jax_attn.parity.explaining.explain import explain_result  # needed only after a failure
 
     return explain_result(result, reference, port, layout)
+
+
+def _explained_by(
+    taps: Mapping[str, Any], outputs: Arrays, port: Port, layout: Layout | None, result: Result
+) -> "Explanation":
+    from jax_attn.parity.explaining.captured import explain_by_captured
+
+    return explain_by_captured(result, taps, outputs, port, layout)

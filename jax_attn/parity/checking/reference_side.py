@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from jax_attn.parity.run.reference import Reference
 
 
+TAPS = "taps"
+"""The question for the tensors inside a reference, which only `prepare(…, taps=True)` asks."""
+
+
 class NotAskedError(LookupError):
     """A reference that is not at hand was not asked a question. The argument is a name for it."""
 

@@ -10,9 +10,6 @@ from dataclasses import replace
 from itertools import chain, count
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
 from jax_attn.environment import free_memory
 from jax_attn.parity.explaining.align import Aligner
 from jax_attn.parity.explaining.allowance import MOST_RUNS, Allowance, SpentError
@@ -23,17 +20,22 @@ from jax_attn.parity.explaining.region import Region
 from jax_attn.parity.explaining.regions import births, find_regions
 from jax_attn.parity.explaining.repro import repro
 from jax_attn.parity.explaining.small_errors import small_errors
-from jax_attn.parity.explaining.taps.jax_taps import TappedProgram
 from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.explaining.taps.torch_taps import torch_taps
-from jax_attn.parity.judge.compare import TensorReport, Verdict
+from jax_attn.parity.explaining.wanted import (
+    cotangents_of,
+    floating,
+    have_gradients,
+    tapped,
+    told,
+    wrong_results,
+)
+from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
-from jax_attn.parity.run.inputs_and_runs import float_dtype, is_float
 from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
-from jax_attn.parity.run.transforms import forward_and_gradients
 from jax_attn.progress import counting
-from jax_attn.transfer import Layout, flatten
+from jax_attn.transfer import Layout
 
 
 def explain_result(
@@ -45,44 +47,11 @@ def explain_result(
     """
     if result.verdict is Verdict.PASS or differs_on_the_mesh(result):
         return Explanation(result, ())
-    wanted = _wrong_outputs(result, reference) or _wrong_gradients(result, port, layout)
+    outputs = floating(reference.outputs(result.dtype))
+    wanted = wrong_results(result, outputs, port, layout)
     found = regions_of(reference, port, wanted, result.dtype) if wanted else Ended(())
     reference.expect_unwritten()
     return Explanation(result, found.regions, stopped=found.stopped)
-
-
-def _wrong_outputs(result: Result, reference: Reference) -> set[str]:
-    wrong = {f"output {t.name}" for t in _not_passed(result) if t.kind == "output"}
-    return wrong & {f"output {name}" for name in _floating(reference, result.dtype)}
-
-
-def _floating(reference: Reference, dtype: str) -> dict[str, np.ndarray]:
-    """Return the outputs that have a gradient; integers and booleans are not explained."""
-    outputs = reference.outputs(dtype)
-    return {name: a for name, a in outputs.items() if is_float(a.dtype)}
-
-
-def _wrong_gradients(result: Result, port: Port, layout: Layout | None) -> set[str]:
-    failed = _not_passed(result)
-    names = {t.name for t in failed if t.kind == "gradient of parameter"}
-    return {f"input {t.name}" for t in failed if t.kind == "gradient of input"} | {
-        f"parameter {path}" for path in _paths(port, layout, names)
-    }
-
-
-def _not_passed(result: Result) -> list[TensorReport]:
-    return [t for t in result.tensors if t.verdict is not Verdict.PASS]
-
-
-def _paths(port: Port, layout: Layout | None, names: Collection[str]) -> set[str]:
-    """Return the port's parameters whose gradients make up the reference's gradients in `names`."""
-    if layout is None or not names:
-        return set()
-    arrays = flatten(port.module)
-    numbered = {path: np.full(a.shape, n, np.float64) for n, (path, a) in enumerate(arrays.items())}
-    made_of = layout.to_torch(numbered)
-    paths = list(arrays)
-    return {paths[int(n)] for name in names for n in np.unique(made_of[name])}
 
 
 class Ended(NamedTuple):
@@ -108,10 +77,10 @@ def regions_of(reference: Reference, port: Port, wanted: Collection[str], dtype:
         stopped = "interrupted"
     if allowance.is_spent:
         stopped = stopped or f"after {MOST_RUNS:,} runs of the port"
-    told: dict[Any, Region] = {}
+    found: dict[Any, Region] = {}
     for region in chain.from_iterable(places.values()):
-        told.setdefault(_told(region), region)
-    return Ended(tuple(told.values()), stopped)
+        found.setdefault(told(region), region)
+    return Ended(tuple(found.values()), stopped)
 
 
 def _places(
@@ -121,28 +90,12 @@ def _places(
 
     If the allowance is spent, the causes of what was found by then are tried all the same.
     """
-    outputs = _floating(reference, dtype)
-    rng = np.random.default_rng(0)
-    has_gradients = not all(name.startswith("output ") for name in wanted)
-    cotangents = {
-        name: rng.standard_normal(a.shape).astype(float_dtype(dtype))
-        for name, a in (outputs if has_gradients else {}).items()
-    }
+    outputs = floating(reference.outputs(dtype))
+    cotangents = cotangents_of(outputs, dtype) if have_gradients(wanted) else {}
     taps = torch_taps(reference, dtype, cotangents, free_memory())
-
-    def named(params: Any, floats: Any, others: Any, cotangents: Any) -> dict[str, jax.Array]:
-        (outputs, _), grads = forward_and_gradients(forward, params, floats, others, cotangents)
-        arrays = {f"output {name}": a for name, a in outputs.items()}
-        if grads is not None:
-            of_params, of_inputs = grads
-            arrays |= {f"parameter {path}": a for path, a in flatten(of_params).items()}
-            arrays |= {f"input {name}": a for name, a in of_inputs.items()}
-        return arrays
-
     places: list[tuple[Region, list[Region]]] = []
     with port.on_mesh(), full_precision(), counting("runs of the port", MOST_RUNS) as show:
-        forward, args, on_device = port.called(dtype, cotangents)
-        program = TappedProgram(named, *args, on_device)
+        program = tapped(port, dtype, cotangents)
         results, of_run = taps.without_steps, taps.run.kinds["output"]
         aligner = Aligner(results.taps, results.spreads, of_run)
         finer = Aligner(taps.with_halves.taps, taps.with_halves.spreads, of_run)
@@ -191,10 +144,3 @@ def _places(
                     for part in each
                 ],
             )
-
-
-def _told(region: Region) -> Any:
-    """Return a key by which equal regions are reported once: the cause, else the wrong numbers."""
-    wrong = region.first_wrong
-    confirmed = tuple(cause.sentence for cause in region.causes if cause.confirmed)
-    return confirmed or (wrong.theirs.index, wrong.ours.value.tobytes())

@@ -19,7 +19,7 @@ from jax_attn.parity.checking.by_convention import Convention
 from jax_attn.parity.checking.digests import Digest, Digests
 from jax_attn.parity.checking.other_inputs import OtherInputs, OtherIntegers
 from jax_attn.parity.checking.probes import QUESTIONS_ASKED
-from jax_attn.parity.checking.reference_side import NotAskedError, ReferenceSide
+from jax_attn.parity.checking.reference_side import TAPS, NotAskedError, ReferenceSide
 from jax_attn.parity.checking.weights import Weights
 from jax_attn.parity.golden.codec import TreeEncoder, decode
 from jax_attn.parity.golden.folder import FolderContents, expect_new, read
@@ -131,10 +131,11 @@ class Golden(ReferenceSide):
         """A note on what a check by this reference cannot tell."""
         versions = [f"{name} {self.captured[name]}" for name in _TOLD if name in self.captured]
         made = f", captured with {joined(versions)}" if versions else ""
+        explains = _CAUSES if TAPS in self.answers else "for an explanation"
         note = (
             f"judged by the golden reference {self.digest[:12]}{made}: it has "
-            "only digests of the weights, which do not tell in which elements they differ; for an "
-            "explanation, call parity.explain(reference, port, inputs, …), or run jax-attn check "
+            "only digests of the weights, which do not tell in which elements they differ; "
+            f"{explains}, call parity.explain(reference, port, inputs, …), or run jax-attn check "
             "FILE.py:FUNCTION --explain, where the reference is"
         )
         return (StandingNote("golden-reference", note),)
@@ -204,6 +205,7 @@ _OF_THE_WHOLE = (
     *("near_decisions", "near_sides", "has_gradient", "narrowing_casts"),
 )
 _TOLD = ("torch", "jax-attn")
+_CAUSES = "its taps tell where a port first goes wrong; for the cause"
 
 TYPES: dict[str, type] = {
     kind.__name__: kind

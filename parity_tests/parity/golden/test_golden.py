@@ -2,8 +2,12 @@
 
 import copy
 import json
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -205,6 +209,62 @@ def test_an_explanation_is_asked_for_where_the_reference_is(golden):
     assert result.explained().explanation is None
     with pytest.raises(ValueError, match=r"where the reference is, call parity\.explain"):
         result.explain()
+
+
+class TwoLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.down, self.up = torch.nn.Linear(OUT, IN), torch.nn.Linear(IN, OUT)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+TWO = """
+import jax, numpy as np
+from jax_attn import parity
+
+LINES = {"forward": jax.nn.relu, "backward": lambda y: (z := jax.numpy.tanh(y)) + (
+    y - jax.lax.stop_gradient(y)) * 0.5 - 0.5 * (z - jax.lax.stop_gradient(z))}
+
+def port(way):
+    held = dict(np.load("weights.npz"))
+    def call(held, x):
+        y = x @ held["up.weight"].T + held["up.bias"]
+        return LINES[way](y) @ held["down.weight"].T + held["down.bias"]
+    return parity.function(call, held)
+"""
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from two import parity, port
+for way in ("forward", "backward"):
+    result = parity.check(parity.load_golden("golden"), port(way), transforms=("jit",))
+    print(result.explain().sentence)
+"""
+
+
+@pytest.mark.slow
+def test_taps_tell_without_torch_where_a_port_first_goes_wrong(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    reference, x = TwoLayers(), np.random.default_rng(0).standard_normal((ROWS, IN))
+    monkeypatch.chdir(tmp_path)
+    np.savez("weights.npz", **{k: v.numpy() for k, v in reference.state_dict().items()})
+    Path("two.py").write_text(TWO)
+    golden = prepare(reference, (x.astype(np.float32),), taps=True)
+    golden.save("golden")
+    assert "its taps tell" in golden.notes[0]
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    path = os.pathsep.join([".", *sys.path])
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    forward, backward = done.stdout.splitlines()
+    assert "first differs forward at" in forward
+    assert "where the reference has aten.tanh[3, 7]" in forward
+    assert "first differs backward at" in backward
+    assert "where the reference has aten.tanh_backward[3, 7]" in backward
 
 
 class Extra(torch.nn.Linear):

@@ -28,9 +28,8 @@ _README = """\
 # {name}
 
 `model.py` was written by `jax-attn translate`. It computes in JAX what the torch module
-`{reference}` computes in eval mode, and imports jax and flax alone. It is yours to change.
-`module.train()` turns on `nn.Dropout` and the batch statistics of `nn.BatchNorm`, and nothing else
-of torch's training mode.
+`{reference}` computes, and imports jax and flax alone. It is yours to change. It is made in eval
+mode; {training}
 
 ```python
 import jax.numpy as jnp
@@ -47,6 +46,16 @@ outputs = module({call})
 
 {sizes}{verdict}
 """
+
+_TRAINING = """\
+`module.train()` turns on what torch does in training mode, such as dropout, and
+`module.eval()` turns it off."""
+
+_UNTRAINED = """\
+**training mode is not translated.** `module.train()` turns on dropout and the batch
+statistics of `nn.BatchNorm`, but the rest of what torch does in training mode only is missing:
+
+{reasons}"""
 
 _VERDICT = """\
 `report.md` compares outputs and gradients with torch's, in float32:
@@ -96,6 +105,7 @@ def write(
         name=translation.name,
         reference=reference,
         call=_call(inputs),
+        training=_training(translation),
         sizes=_sizes(sizes or {}),
         verdict=_MISSING.format(missing="\n".join(map(_listed, translation.unsupported)))
         if result is None
@@ -116,6 +126,12 @@ def write(
 def _listed(problem: Unsupported) -> str:
     place = f" at {Path(problem.file).name}:{problem.line}: `{problem.text}`" * bool(problem.file)
     return f"- `{problem.operator}`{place}: {problem.reason}"
+
+
+def _training(translation: Translation) -> str:
+    """Say what `train()` does."""
+    reasons = "\n".join(map(_listed, translation.untrained))
+    return _UNTRAINED.format(reasons=reasons) if reasons else _TRAINING
 
 
 def _call(inputs: Mapping[str, Any] | tuple[Any, ...]) -> str:

@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,9 +13,12 @@ from flax import nnx
 
 from jax_attn import transfer
 from jax_attn.parity.checking.check import check
+from jax_attn.parity.checking.several_inputs import join_results
+from jax_attn.parity.judge.finding import StandingNote, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.translate.other_sizes import as_named, other_inputs
 from jax_attn.translate.outputs import called
+from jax_attn.translate.same_draws import called_with_draws, jax_with_draws
 from jax_attn.translate.tracing.exported import Dynamic
 from jax_attn.translate.translation import Translation
 
@@ -38,12 +42,16 @@ def prove(
     dynamic: Dynamic | None = None,
     port: nnx.Module | None = None,
 ) -> Result:
-    """Check that a translation computes what its reference computes in eval mode, in float32.
+    """Check that a translation computes what its reference computes, in float32.
 
     Every output is compared, named by its path in what the reference returns, and the gradient of
     every parameter and floating-point input; eager and jitted. With `dynamic`, also on inputs of
     other sizes, made from the given ones: sizes beyond them, and sizes of 1, where the reference
     runs on them and stays finite.
+
+    Both are in eval mode. If the source has what the reference does in training mode only, both are
+    compared in training mode too, jitted, on the first inputs of other sizes if there are any: both
+    sides draw the same random numbers, so that what is dropped is compared as all else is.
 
     Args:
       translation: what `translate` returned.
@@ -61,15 +69,50 @@ def prove(
     given = _arrays(inputs)
     if reference.training:
         reference = copy.deepcopy(reference).eval()
-    return check(
+    others = _others(reference, given, dynamic) if dynamic else []
+    result = check(
         reference,
         loaded(translation, reference) if port is None else port,
-        [given, *_others(reference, given, dynamic)] if dynamic else given,
+        [given, *others] if dynamic else given,
         layout=translation.layout,
         reference_call=called,
         port_call=called,
         dtype="float32",
     )
+    left_out = findings("training-left-out", translation.training_notes)
+    result = replace(result, notes=(*left_out, *result.notes))
+    if not translation.is_trained:
+        return result
+    trained = _in_training(translation, reference, others[0] if others else given)
+    return join_results([result, trained], ["", "training"])
+
+
+def _in_training(translation: Translation, reference: torch.nn.Module, given: Any) -> Result:
+    """Check a translation in training mode, with the same random numbers on both sides."""
+    port = loaded(translation, reference)
+    port.train()
+    with jax_with_draws():
+        result = check(
+            copy.deepcopy(reference).train(),
+            port,
+            given,
+            layout=translation.layout,
+            reference_call=called_with_draws,
+            port_call=called,
+            dtype="float32",
+            transforms=("jit",),
+        )
+
+    def explain(found: Result) -> Any:
+        with jax_with_draws():
+            return replace(found, explainer=result.explainer).explain()
+
+    notes = tuple(
+        note
+        for note in result.notes
+        if note.kind != "draws-random" and not isinstance(note, StandingNote)
+    )
+    return replace(result, notes=notes, explainer=explain)
 
 
 def _arrays(inputs: Inputs) -> Any:

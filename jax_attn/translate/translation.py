@@ -11,15 +11,14 @@ import torch
 from flax import nnx
 
 from jax_attn.transfer import Layout
-from jax_attn.translate.module.classes import Classes
+from jax_attn.translate.both_modes import BothModes, in_both_modes
+from jax_attn.translate.module.classes import Class, Classes
 from jax_attn.translate.module.expressions import RAISING
 from jax_attn.translate.module.places import FilePlaces
 from jax_attn.translate.module.source import file_text
 from jax_attn.translate.module.table import layout
-from jax_attn.translate.tracing.exported import exported
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 from jax_attn.translate.tracing.sizes import Dynamic
-from jax_attn.translate.tracing.traced import traced
 from jax_attn.translate.tracing.unsupported import unsupported
 
 
@@ -35,6 +34,8 @@ class Translation:
         source, by their path in the module.
       unsupported: what has no translation, of a partial one: the source calls `not_translated`
         there, which raises NotImplementedError.
+      is_trained: whether the source has what the reference's own code does in training mode only.
+      untrained: why the source lacks it, or ().
     """
 
     source: str
@@ -42,6 +43,13 @@ class Translation:
     name: str
     tables: Mapping[str, np.ndarray] = field(default_factory=dict)
     unsupported: tuple[Unsupported, ...] = ()
+    is_trained: bool = False
+    untrained: tuple[Unsupported, ...] = ()
+
+    @property
+    def training_notes(self) -> tuple[str, ...]:
+        """Sentences on why the source lacks what the reference does in training mode only."""
+        return tuple(f"only eval mode is translated: {problem}" for problem in self.untrained)
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """Run the source and make the module, with weights that are not yet the reference's."""
@@ -78,11 +86,10 @@ def translate(
     if not isinstance(reference, torch.nn.Module):
         raise TypeError(f"reference: expected a torch.nn.Module, got {type(reference).__name__}")
     tensors = torch.utils._pytree.tree_map(_tensor, inputs)
-    found = traced(exported(reference, tensors, dynamic), reference)
-    problems = unsupported(found)
+    found = in_both_modes(reference, tensors, dynamic)
+    problems = unsupported(found.evaluated)
     _expect_none(problems, partial)
-    places = FilePlaces(found)
-    ordered = Classes(places).classes
+    places, ordered, untrained = _written(found)
     problems = [*dict.fromkeys([*problems, *places.problems])]
     _expect_none(problems, partial)
     title = f"{type(reference).__name__}, translated from torch."
@@ -92,7 +99,22 @@ def translate(
         ordered[-1].name,
         places.tables(),
         tuple(problems),
+        bool(places.dropouts) or any(one.has_modes for one in ordered),
+        untrained,
     )
+
+
+def _written(found: BothModes) -> tuple[FilePlaces, list[Class], tuple[Unsupported, ...]]:
+    """Write the classes, for both modes if that is possible; else the reasons come last."""
+    untrained = found.untrained
+    if found.trained is not None:
+        places = FilePlaces(found.evaluated, found.trained)
+        ordered = Classes(places).classes
+        if not places.problems:
+            return places, ordered, untrained
+        untrained = tuple(places.problems)
+    places = FilePlaces(found.evaluated)
+    return places, Classes(places).classes, untrained
 
 
 def _expect_none(problems: Sequence[Unsupported], partial: bool) -> None:

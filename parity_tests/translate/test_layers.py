@@ -234,9 +234,8 @@ def drawn():
 @pytest.mark.parametrize(
     ("name", "args"),
     [
-        (SDPA, (QUERY, KEY, VALUE, None, 0.5)),
         ("dropout.default", (real(5, 3), 0.5, True)),
-        ("bernoulli.default", (real(5, 3).sigmoid(),)),
+        ("multinomial.default", (real(5, 3).sigmoid(), 2)),
         ("batch_norm.default", (CHANNELS, *RUNNING, True, 0.1, 1e-5, False)),
         ("istft.default", (SPECTRUM, 5, 2, None, torch.ones(5), True, False, False)),
         (

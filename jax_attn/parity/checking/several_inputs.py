@@ -48,8 +48,10 @@ def made_of_each(several: Sequence[One], make: Callable[[One], Made]) -> list[Ma
     return made
 
 
-def join_results(results: Sequence[Result]) -> Result:
+def join_results(results: Sequence[Result], names: Sequence[str] = ()) -> Result:
     """Join the results of one port on several inputs, in order.
+
+    names: what tells the results apart, "" for nothing; `inputs[0]` and so on if left out.
 
     The transform of each tensor says on which inputs it was run. So does each finding, unless it
     holds on all of them. Where some inputs would not reveal a bug and others would, this is a note.
@@ -58,6 +60,7 @@ def join_results(results: Sequence[Result]) -> Result:
     first, *others = results
     if not others:
         return first
+    names = names or [f"inputs[{n}]" for n in range(len(results))]
     doubts, revealed = _by_what_others_reveal([result.doubts for result in results])
     wrong = next((result for result in results if result.verdict is not Verdict.PASS), first)
 
@@ -66,18 +69,21 @@ def join_results(results: Sequence[Result]) -> Result:
 
     return replace(
         first,
-        tensors=tuple(_tensors(results)),
-        failures=tuple(_findings([result.failures for result in results])),
-        doubts=tuple(_findings(doubts)),
-        notes=(*_findings(revealed), *_findings([result.notes for result in results])),
+        tensors=tuple(_tensors(results, names)),
+        failures=tuple(_findings([result.failures for result in results], names)),
+        doubts=tuple(_findings(doubts, names)),
+        notes=(
+            *_findings(revealed, names),
+            *_findings([result.notes for result in results], names),
+        ),
         explainer=explain if wrong.explainer else None,
     )
 
 
-def _tensors(results: Sequence[Result]) -> Iterator[TensorReport]:
-    for n, result in enumerate(results):
+def _tensors(results: Sequence[Result], names: Sequence[str]) -> Iterator[TensorReport]:
+    for name, result in zip(names, results, strict=True):
         for tensor in result.tensors:
-            yield replace(tensor, transform=f"{tensor.transform}, inputs[{n}]")
+            yield replace(tensor, transform=", ".join(filter(None, (tensor.transform, name))))
 
 
 def _by_what_others_reveal(
@@ -94,7 +100,7 @@ def _by_what_others_reveal(
     return doubts, [[each for each in found if is_revealed(each)] for found in of_each]
 
 
-def _findings(of_each: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
+def _findings(of_each: Sequence[Sequence[Finding]], names: Sequence[str]) -> Iterator[Finding]:
     """Yield findings that hold on all inputs once, and the others with their inputs."""
     everywhere = [
         finding
@@ -103,8 +109,9 @@ def _findings(of_each: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
     ]
     yield from everywhere
     common = {*map(_key, everywhere)}
-    for n, found in enumerate(of_each):
-        yield from (f.after(f"inputs[{n}]: ") for f in found if _key(f) not in common)
+    for name, found in zip(names, of_each, strict=True):
+        own = (f for f in found if _key(f) not in common)
+        yield from (f.after(f"{name}: ") if name else f for f in own)
 
 
 def _key(finding: Finding) -> tuple[str, str]:

@@ -47,7 +47,8 @@ def captured(taps: Sequence[Tap], spreads: Sequence[np.ndarray], outputs: Arrays
 def _taps(held: Captured, *, is_forward: bool) -> tuple[list[Tap], list[np.ndarray]]:
     """Return the taps, only those of the forward pass if `is_forward`, and their spreads."""
     names = ("op", "place", "value", "parents", "spread")
-    taps, spreads = [], []
+    taps: list[Tap] = []
+    spreads: list[np.ndarray] = []
     for op, place, value, parents, spread in zip(*(held[name] for name in names), strict=True):
         if not (is_forward and Place(*place).is_backward):  # which comes last
             taps.append(Tap(len(taps), op, Place(*place), value, tuple(parents)))

@@ -118,6 +118,7 @@ KINDS = MappingProxyType(
         "not-rebuilt": "some of a checkpoint was not verified",
         "beyond-rebuild": "the model does more than the rebuild of its attention",
         "about-checkpoint": "which part of a checkpoint the verdict covers",
+        "training-left-out": "a translation lacks what its reference does in training mode only",
         "bug-not-seen": "a row does not detect a bug that it claims to detect",
     }
 )

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,9 @@ class Axis:
     size: sympy.Expr
 
 
-def axis_names(calls: Sequence[ModuleCall], sizes: NamedSizes) -> dict[Place, str]:
+def axis_names(
+    calls: Sequence[ModuleCall], sizes_of: Callable[[ModuleCall], NamedSizes]
+) -> dict[Place, str]:
     """Name the axes of arguments whose sizes differ between the calls of a class, or have no name.
 
     All calls get the same names, those of torch's source if it has any, so that their methods are
@@ -51,11 +53,12 @@ def axis_names(calls: Sequence[ModuleCall], sizes: NamedSizes) -> dict[Place, st
             shape = node.meta["val"].shape
             ranks[argument] = len(shape)
             for axis, size in enumerate(shape):
-                texts.setdefault((argument, axis), set()).add(sizes.written(size))
+                texts.setdefault((argument, axis), set()).add(sizes_of(call).written(size))
     if not calls:
         return {}
     code = calls[0].forward.__code__
     own = shape_names(code.co_filename, code.co_firstlineno, code.co_name)
+    known = {name for call in calls for name in sizes_of(call).names.values()}
     names: dict[Place, str] = {}
     for place, different in texts.items():
         (text, *others) = sorted(different)
@@ -70,7 +73,7 @@ def axis_names(calls: Sequence[ModuleCall], sizes: NamedSizes) -> dict[Place, st
             f"{argument.removesuffix('_states')}_{common}",
             f"{argument}_{common}",
         ]
-        taken = {*names.values(), *sizes.names.values(), *(name for name, _ in texts)}
+        taken = {*names.values(), *known, *(name for name, _ in texts)}
         names[place] = next(name for name in tried if name and name not in taken)
     return names
 

@@ -9,8 +9,10 @@ from typing import Any
 from torch import nn
 
 from jax_attn.translate.module.arguments import Arguments
+from jax_attn.translate.module.constants import apart
 from jax_attn.translate.module.constructors import alike, constructed
 from jax_attn.translate.module.differences import (
+    MODE,
     Conditions,
     Flag,
     Use,
@@ -20,6 +22,7 @@ from jax_attn.translate.module.differences import (
     flags,
     identities,
     member_conditions,
+    mode_conditions,
 )
 from jax_attn.translate.module.members import Members
 from jax_attn.translate.module.merging import (
@@ -54,6 +57,7 @@ class Class:
       init: the statements of `__init__`.
       body: those of `__call__`.
       signature: what `__call__` takes, each with whether every call gives it.
+      has_modes: whether `__call__` does other things in training mode than in eval mode.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Class:
     init: list[ast.stmt] = field(default_factory=list)
     body: list[ast.stmt] = field(default_factory=list)
     signature: dict[str, bool] = field(default_factory=dict)
+    has_modes: bool = False
 
     def is_optional(self, argument: str) -> bool:
         values = self.arguments[argument]
@@ -81,7 +86,7 @@ class Classes:
 
     def _free_name(self, name: str) -> str:
         """Return a name that no class of the file has, nor anything that it imports."""
-        taken = {one.name for one in self.class_of.values()} | self.places.tree.taken
+        taken = {one.name for one in self.class_of.values()} | self.places.taken
         while name in taken:
             name += "_"
         return name
@@ -132,14 +137,22 @@ class Classes:
     def _of_kind(self, kind: type[nn.Module], paths: list[str]) -> list[Class]:
         """Write the class of a class of torch, or two where they would share too little."""
         uses = [
-            Use(path, call) for path in paths for call in self.places.calls.get(path, ()) or (None,)
+            Use(path, call, call in self.places.training)
+            for path in paths
+            for call in self.places.calls.get(path, ()) or (None,)
         ]
         # An instance that is never called may have any method.
         bodies = {
-            index: method(use.call, self.places.tree)
+            index: method(use.call, self.places.trees[use.is_training])
             for index, use in enumerate(uses)
             if use.call is not None
         } or {0: []}
+        for path in paths:
+            of_path = [index for index in bodies if uses[index].path == path]
+            trained = [bodies[index] for index in of_path if uses[index].is_training]
+            evaluated = [bodies[index] for index in of_path if not uses[index].is_training]
+            for bodies_ in zip(evaluated, trained, strict=False):
+                apart(*bodies_)
         inits = {path: self.members.init(path) for path in paths}
         writing = _Writing(kind, self.places, uses, bodies, inits)
         try:
@@ -228,6 +241,7 @@ class _Writing:
         for flag in identities(modules):
             self.conditions.add(flag, (4,))
         known = [
+            *mode_conditions(uses),
             *self.conditions.known,
             *choice_conditions(uses, places.choices),
             *argument_conditions(uses, list(self.signature)),
@@ -245,8 +259,10 @@ class _Writing:
             for name in places.signature(calls[0])
         }
 
-    def _new(self, holds: frozenset[int], own: Sequence[ast.stmt]) -> Condition | None:
-        return self.conditions.made(holds, f"computes_{first_name(own)}")
+    def _new(
+        self, holds: frozenset[int], others: frozenset[int], own: Sequence[ast.stmt]
+    ) -> Condition | None:
+        return self.conditions.made(holds, others, f"computes_{first_name(own)}")
 
     def written(self, name: str) -> Class:
         parts = self.merger.merged()
@@ -256,13 +272,17 @@ class _Writing:
         init_parts = joined(self._init())
         body = self.sizes.reads(statements(parts, self.arguments.body))
         init = statements(init_parts, self.arguments.init)
+        has_modes = any(condition.text == MODE for condition in conditions(parts))
+        if has_modes:
+            self.arguments.attributes["deterministic"] = ast.Constant(True)
+        if any("self.rngs()" in ast.unparse(each) for each in body):
+            self.arguments.attributes["rngs"] = parsed("rngs.dropout.fork()")
         attributes = [
             ast.Assign([parsed(f"self.{name}")], value)
             for name, value in self.arguments.attributes.items()
         ]
-        return Class(
-            name, self.paths, self.arguments.values, [*attributes, *init], body, self.signature
-        )
+        init = [*attributes, *init]
+        return Class(name, self.paths, self.arguments.values, init, body, self.signature, has_modes)
 
     def _needed(self, parts: Sequence[Part], known: Conditions) -> list[str]:
         """Make the flags of a merged body arguments of `__init__`."""
@@ -284,8 +304,10 @@ class _Writing:
         absent = ast.parse(f"self.{name} = None").body[0]
         made = [self.inits[use.path].get(name, absent) for use in self.uses]
 
-        def new(holds: frozenset[int], own: Sequence[ast.stmt]) -> Condition | None:
-            return known.made(holds, f"is_other_{name}")
+        def new(
+            holds: frozenset[int], others: frozenset[int], own: Sequence[ast.stmt]
+        ) -> Condition | None:
+            return known.made(holds, others, f"is_other_{name}")
 
         tried = [
             Merger(dict(enumerate(bodies)), known.known, new).merged()

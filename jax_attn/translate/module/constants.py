@@ -1,7 +1,7 @@
 """The constants of statements: those in which copies of a statement may differ."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jax_attn.translate.rules.expression import Written
 
@@ -41,7 +41,12 @@ def _is_of_self(node: ast.expr) -> bool:
 
 
 def text_of(statement: ast.stmt) -> str:
-    """Return a text that is equal for statements that differ in these constants alone."""
+    """Return a text that is equal for statements that differ in these constants alone.
+
+    A statement of training mode that `apart` names has a text of its own.
+    """
+    if hasattr(statement, _APART):
+        return f"\0{ast.unparse(statement)}"
     found = {id(node): node for node in constants(statement)}.values()
     values = [node.value for node in found]
     try:
@@ -51,6 +56,22 @@ def text_of(statement: ast.stmt) -> str:
     finally:
         for node, value in zip(found, values, strict=True):
             node.value = value
+
+
+_APART = "_jax_attn_apart"
+
+
+def apart(evaluated: Sequence[ast.stmt], trained: Sequence[ast.stmt]) -> None:
+    """Keep statements of training mode apart that differ in constants from those of eval mode."""
+    values: tuple[dict[str, list[str]], ...] = ({}, {})
+    for body, found in zip((evaluated, trained), values, strict=True):
+        for statement in body:
+            own = [repr(node.value) for node in constants(statement)]
+            found.setdefault(text_of(statement), []).extend(own)
+    for statement in trained:
+        text = text_of(statement)
+        if values[0].get(text, values[1][text]) != values[1][text]:
+            setattr(statement, _APART, True)
 
 
 class _Replaced(ast.NodeTransformer):

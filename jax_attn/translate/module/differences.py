@@ -19,6 +19,7 @@ class Use:
 
     path: str
     call: ModuleCall | None = None
+    is_training: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,16 @@ def argument_conditions(uses: Sequence[Use], signature: Sequence[str]) -> list[C
     return found
 
 
+def mode_conditions(uses: Sequence[Use]) -> list[Condition]:
+    """Return the condition of eval mode, if there are calls in both modes."""
+    holds = frozenset(index for index, use in enumerate(uses) if not use.is_training)
+    return [Condition(holds, MODE, f"not {MODE}", (-1,))] if 0 < len(holds) < len(uses) else []
+
+
+MODE = "self.deterministic"
+"""What `train()` and `eval()` of NNX set, as they do in `nnx.Dropout`."""
+
+
 def choice_conditions(
     uses: Sequence[Use], choices: Callable[[ModuleCall], Mapping[str, Any]]
 ) -> list[Condition]:
@@ -187,18 +198,18 @@ class Conditions:
         self.known.append(condition)
         return condition
 
-    def made(self, holds: frozenset[int], name: str) -> Condition | None:
+    def made(self, holds: frozenset[int], others: frozenset[int], name: str) -> Condition | None:
         """Make a flag for uses that do what others do not, unless one module is on both sides."""
         for condition in self.new:
-            if holds in (condition.holds, frozenset(range(len(self.uses))) - condition.holds):
+            sides = holds & condition.holds, others & condition.holds
+            if sides in ((holds, frozenset()), (frozenset(), others)):
                 return condition
         true = {self.uses[index].path for index in holds}
-        false = {use.path for index, use in enumerate(self.uses) if index not in holds}
-        if true & false:
+        if true & {self.uses[index].path for index in others}:
             return None
         while self.owner + name in self.flags:
             name += "_"
-        values = {path: path in true for path in true | false}
+        values = {use.path: use.path in true for use in self.uses}
         flag = Flag(name, values, "{}", "not {}")
         condition = self.add(flag, (9,))
         self.known.remove(condition)

@@ -14,6 +14,7 @@ from jax_attn.translate.module.axes import Axes
 from jax_attn.translate.module.leaves import leaf
 from jax_attn.translate.module.scope import MethodContext, MethodScope
 from jax_attn.translate.rules.expression import Written, filled, literal, parsed, with_operands
+from jax_attn.translate.rules.random import RATES
 from jax_attn.translate.rules.rule import bound, described, expressions
 from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.tracing.calls import ModuleCall
@@ -128,7 +129,8 @@ class Expressions(MethodScope):
         return made
 
     def _operator(self, node: Node) -> Written | tuple[Written, ...]:
-        if (problem := next(problems_of(node), None) or unknown_size(node)) is not None:
+        problems = problems_of(node, is_training=self.tree.is_training)
+        if (problem := next(problems, None) or unknown_size(node)) is not None:
             return self._missing(node, problem)
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
@@ -146,6 +148,10 @@ class Expressions(MethodScope):
             else self.written(value)
             for name, value in arguments.items()
         }
+        if rate := arguments.get(RATES.get(str(target), "")):
+            made["dropout"] = parsed(f"self.{self.tree.dropout(self.call.path, rate)}")
+        if self.tree.is_training:
+            made["rngs"] = parsed("self.rngs")
         seen = {name: described(value) for name, value in values.items()}
         try:
             result = expressions(RULES[str(target)], seen, made, described(node.meta["val"]))

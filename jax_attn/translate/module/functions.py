@@ -40,11 +40,12 @@ class Functions:
       returns: the places of what each function returns that its calls are read for.
     """
 
-    def __init__(self, root: ModuleCall) -> None:
+    def __init__(self, roots: Sequence[ModuleCall]) -> None:
         self.of_call: dict[int, Function] = {}
         self.calls: dict[Callable[..., Any], list[ModuleCall]] = {}
         self.most: dict[tuple[Any, Any], int] = {}
-        self._collect(root)
+        for root in roots:
+            self._collect(root)
         self.returns = {function: returned_places(calls) for function, calls in self.calls.items()}
 
     def _collect(self, root: ModuleCall) -> None:
@@ -75,30 +76,42 @@ class Functions:
         """Return the functions of the file, inner functions first."""
         return list({id(each): each for each in self.of_call.values()}.values())
 
-    def write(self, tree: MethodContext) -> None:
-        """Write each function that is called in two places or more."""
+    def write(self, context: Callable[[ModuleCall], MethodContext], taken: set[str]) -> None:
+        """Write each function that is called in two places or more, and take its name.
+
+        context: what the method of a call reads.
+        """
         several = [function for function in self.calls if self._sites(function) > 1]
         names = {function: function.__name__ for function in several}
         usable = [
             function
             for function in several
             if list(names.values()).count(names[function]) == 1
-            and names[function] not in tree.taken
+            and names[function] not in taken
             and self.returns[function] is not None
         ]
-        tree.taken.update(names[function] for function in usable)
+        taken.update(names[function] for function in usable)
         for function in usable:
-            self._write(function, tree)
+            self._write(function, context)
 
-    def _write(self, function: Callable[..., Any], tree: MethodContext) -> None:
+    def _write(
+        self, function: Callable[..., Any], context: Callable[[ModuleCall], MethodContext]
+    ) -> None:
         calls = [call for call in self.calls[function] if call.results]
         if not calls:
             return
         problems: list[Unsupported] = []
-        names = axis_names(calls, tree.sizes)
-        context = replace(tree, problems=problems, axis_names=lambda call: names)
-        bodies = {id(call): method(call, context) for call in calls}
+        names = axis_names(calls, lambda call: context(call).sizes)
+        own: dict[str, Any] = {
+            "problems": problems,
+            "axis_names": lambda call: names,
+            "dropout": lambda path, rate: "dropout",  # of a module, which a function has not
+        }
+        bodies = {id(call): method(call, replace(context(call), **own)) for call in calls}
         if problems:
+            return
+        calls = [call for call in calls if not any(map(_reads_self, bodies[id(call)]))]
+        if not calls:
             return
         sourced = {id(call): _Sourced(bodies[id(call)], call) for call in calls}
         alike: dict[tuple[Any, ...], list[ModuleCall]] = {}
@@ -112,6 +125,10 @@ class Functions:
             if made is not None and len(group) > 1:
                 self.of_call |= {id(call): made for call in group}
                 return
+
+
+def _reads_self(statement: ast.stmt) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "self" for node in ast.walk(statement))
 
 
 def _equal(one: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:

@@ -93,8 +93,8 @@ def _batch_norm(module: Any) -> str | None:
     return f"BatchNorm({module.num_features}{options})"
 
 
-def _dropout(module: nn.Dropout) -> str | None:
-    return f"nnx.Dropout({module.p}, deterministic=True)" if module.p else None
+def dropout(rate: float) -> str:
+    return f"nnx.Dropout({rate}, deterministic=True)"
 
 
 _BIAS = Tensor("bias")
@@ -125,7 +125,7 @@ LEAVES: dict[type[nn.Module], KnownLayer] = {
     nn.BatchNorm1d: _BATCH_NORM,
     nn.BatchNorm2d: _BATCH_NORM,
     nn.BatchNorm3d: _BATCH_NORM,
-    nn.Dropout: KnownLayer(_dropout),
+    nn.Dropout: KnownLayer(lambda module: dropout(module.p) if module.p else None),
     nn.Conv1d: _CONV,
     nn.Conv2d: _CONV,
     nn.Conv3d: _CONV,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from jax_attn.translate.module.arrays import array_text
-from jax_attn.translate.module.leaves import leaf
+from jax_attn.translate.module.leaves import dropout, leaf
 from jax_attn.translate.module.places import CONTAINERS, FilePlaces
 from jax_attn.translate.rules.expression import DTYPES
 
@@ -36,10 +36,12 @@ class Members:
             if self._is_read(path, name):
                 text = self._buffer(f"{path}.{name}".lstrip("."), buffer)
                 made[name] = self._assign(name, text)
-        for constant, name in self.places.constants.get(path, {}).items():
-            made[name] = self._assign(name, _buffer(self.places.traced.constants[constant]))
+        for constant, name in self.places.constants.attributes.get(path, {}).items():
+            made[name] = self._assign(name, _buffer(self.places.constants.values[constant]))
+        for name, rate in self.places.dropouts.get(path, {}).items():
+            made[name] = self._assign(name, f"{dropout(rate)[:-1]}, rngs=rngs)")
         if isinstance(module, CONTAINERS):
-            return {"layers": self._assign("layers", self._members(path, module))}
+            return {**made, "layers": self._assign("layers", self._members(path, module))}
         for name, child in module.named_children():
             below = f"{path}.{name}".lstrip(".")
             if self.places.is_present(below):

@@ -117,15 +117,15 @@ class Merger:
     Args:
       bodies: the statements of each use.
       conditions: what is known to hold for some uses only.
-      made: makes a condition that holds for given uses, or returns None if none can be made; the
-        statements are what the uses have to themselves.
+      made: makes a condition that holds for given uses and not for others, or returns None if none
+        can be made; the statements are what the uses have to themselves.
     """
 
     def __init__(
         self,
         bodies: Mapping[int, Sequence[ast.stmt]],
         conditions: Sequence[Condition],
-        made: Callable[[frozenset[int], Sequence[ast.stmt]], Condition | None],
+        made: Callable[[frozenset[int], frozenset[int], Sequence[ast.stmt]], Condition | None],
     ) -> None:
         self.bodies = bodies
         self.conditions = conditions
@@ -234,12 +234,13 @@ class Merger:
         for group, span in spans.items():
             by_text.setdefault(self._text(group, span), []).append(group)
         found: list[Condition] = []
+        every = frozenset(use for group in spans for use in self.uses[group])
         for text, groups in by_text.items():
             if not text:
                 continue
             holds = frozenset(use for group in groups for use in self.uses[group])
             start, end = spans[groups[0]]
             body = self.bodies[min(self.uses[groups[0]])][start:end]
-            condition = self.made(holds, body)
+            condition = self.made(holds, every - holds, body)
             found += [condition] if condition is not None else []
         return found

@@ -1,8 +1,8 @@
 """Where the modules and the tensors of a reference are in the file."""
 
 import ast
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -10,49 +10,64 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from jax_attn.translate.module.arrays import array_text, regular
+from jax_attn.translate.module.arrays import array_text
 from jax_attn.translate.module.axes import Place, axis_names
 from jax_attn.translate.module.choices import choice, choices, ordered
 from jax_attn.translate.module.functions import Functions
+from jax_attn.translate.module.kept_constants import KeptConstants, is_large
 from jax_attn.translate.module.leaves import KnownLayer, leaf
 from jax_attn.translate.module.returns import outputs, position, returned_places
 from jax_attn.translate.module.scope import TAKEN, MethodContext
 from jax_attn.translate.rules.expression import Written, filled, literal, parsed
-from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.calls import ModuleCall, steps
 from jax_attn.translate.tracing.marks import named_leaves
 from jax_attn.translate.tracing.problems import Unsupported
 from jax_attn.translate.tracing.traced import TracedModule
+from jax_attn.translate.tracing.training import changing
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
-# Larger arrays are saved with the weights.
-LARGEST_LITERAL = 128
 
 
 class FilePlaces:
     """Where the modules and tensors of a traced reference are in the file."""
 
-    def __init__(self, traced: TracedModule) -> None:
-        self.traced = traced
-        self.modules = dict(traced.root.module.named_modules())
+    def __init__(self, traced: TracedModule, trained: TracedModule | None = None) -> None:
+        """traced: in eval mode. trained: in training mode, if that is written too."""
+        traces = [traced] if trained is None else [traced, trained]
+        self.reference = traced.root.module
+        self.modules = dict(self.reference.named_modules())
+        self.constants = KeptConstants(traces)
+        self.training: set[ModuleCall] = set()
+        self.changing = changing(traced.root, trained.root) if trained else frozenset()
         self.calls: dict[str, list[ModuleCall]] = {}
         self.leaves: set[str] = set()
-        self.functions = Functions(traced.root)
-        self._collect(traced.root)
-        self.tensors = list(traced.root.state.values())
+        self.functions = Functions([one.root for one in traces])
+        for one in traces:
+            self._collect(one.root, one.is_training)
+        self.dropouts: dict[str, dict[str, float]] = {}
+        self.tensors = list(dict.fromkeys(chain(*(one.root.state.values() for one in traces))))
         self.read = {name.rpartition(".")[0] for name in self.tensors}
         self.problems: list[Unsupported] = []
-        # The attributes that hold large constants, by the module and the constant.
-        self.constants: dict[str, dict[str, str]] = {}
         self.returns = {
             kind: returned_places(self.calls_of(kind))
             for kind in {type(calls[0].module) for calls in self.calls.values()}
         }
         self.choices_of = choices(self.calls)
         self.axis_names_of: dict[type[nn.Module], dict[Place, str]] = {}
-        self.tree = MethodContext(
+        self.taken = set(TAKEN)
+        self.trees = {one.is_training: self._tree(one) for one in traces}
+        self.functions.write(self.context, self.taken)
+
+    def context(self, call: ModuleCall) -> MethodContext:
+        """Return what a method of a call reads."""
+        return self.trees[call in self.training]
+
+    def _tree(self, traced: TracedModule) -> MethodContext:
+        return MethodContext(
             sizes=traced.sizes,
             state=traced.state,
+            is_training=traced.is_training,
             signatures=self.signature,
             axis_names=self.axis_names,
             choices=self.choices,
@@ -62,14 +77,16 @@ class FilePlaces:
             attribute=self.attribute,
             members=self.part_of_list,
             tensor=self.tensor,
+            dropout=self.dropout,
             returned=traced.returned,
             problems=self.problems,
             functions=self._function,
-            taken=set(TAKEN),
+            taken=self.taken,
         )
-        self.functions.write(self.tree)
 
-    def _collect(self, call: ModuleCall) -> None:
+    def _collect(self, call: ModuleCall, is_training: bool) -> None:
+        if is_training:
+            self.training.add(call)
         if call.function is None and not self.is_inlined(call):
             if leaf(call.module) is None:
                 self.calls.setdefault(call.path, []).append(call)
@@ -77,7 +94,7 @@ class FilePlaces:
                 self.leaves.add(call.path)
         for step in call.steps:
             if isinstance(step, ModuleCall):
-                self._collect(step)
+                self._collect(step, is_training)
 
     def is_inlined(self, call: ModuleCall) -> bool:
         """Return whether a call is written where it stands, and is no class of its own."""
@@ -91,12 +108,14 @@ class FilePlaces:
             return True
         if call.is_foreign:
             return True
+        if call.path in self.changing and leaf(call.module) is None:
+            return False
         if leaf(call.module) is not None:
             return any(not name.startswith(call.path + ".") for name in call.state.values())
-        steps = list(_steps(call))
-        if call.state or any(isinstance(step, ModuleCall) and step.state for step in steps):
+        inside = list(steps(call))
+        if call.state or any(isinstance(step, ModuleCall) and step.state for step in inside):
             return False
-        return call.module.__class__.__module__.startswith("torch.nn") or len(steps) <= 6
+        return call.module.__class__.__module__.startswith("torch.nn") or len(inside) <= 6
 
     def _function(self, call: ModuleCall) -> tuple[str, Sequence[str]]:
         found = self.functions.of_call[id(call)]
@@ -121,7 +140,9 @@ class FilePlaces:
         """Return the variables of sizes that differ between the calls of a class."""
         kind = type(call.module)
         if kind not in self.axis_names_of:
-            self.axis_names_of[kind] = axis_names(self.calls_of(kind), self.traced.sizes)
+            self.axis_names_of[kind] = axis_names(
+                self.calls_of(kind), lambda call: self.context(call).sizes
+            )
         return self.axis_names_of[kind]
 
     def calls_of(self, kind: type[nn.Module]) -> list[ModuleCall]:
@@ -219,14 +240,11 @@ class FilePlaces:
     def tensor(self, owner: str, name: str) -> Written:
         """Write a tensor of the reference, in torch's layout, as it is read in a method."""
         path, _, tensor = name.rpartition(".")
-        constant = self.traced.constants.get(name)
+        constant = self.constants.value(name)
         if constant is not None:
-            if owner not in self.modules or not _is_large(constant):
+            if owner not in self.modules or not is_large(constant):
                 return self._array(constant)
-            kept = self.constants.setdefault(owner, {}).setdefault(
-                name, "constant" + "_" * len(self.constants[owner])
-            )
-            return parsed(f"self.{kept}[...]")
+            return parsed(f"self.{self.constants.attribute(owner, name)}[...]")
         module = self.modules[path]
         attribute = parsed(self.attribute(owner, path))
         held = self.leaf_at(path)
@@ -242,6 +260,18 @@ class FilePlaces:
     def leaf_at(self, path: str) -> KnownLayer | None:
         """Return how NNX has the module of a path, if the file does not write it as a class."""
         return None if path in self.calls else leaf(self.modules[path])
+
+    def dropout(self, path: str, rate: float) -> str:
+        """Return the attribute of a module of the file that drops at a rate, made if need be."""
+        made = self.dropouts.setdefault(path, {})
+        module = self.modules[path]
+        taken = {*made, *vars(module), *module._parameters, *module._buffers}
+        taken |= {name for name in module._modules if self.is_present(f"{path}.{name}".lstrip("."))}
+        names = chain(("dropout", "drop"), (f"dropout_{number}" for number in count(2)))
+        known = next((name for name, kept in made.items() if kept == rate), None)
+        name = known or next(name for name in names if name not in taken)
+        made[name] = rate
+        return name
 
     def target(self, name: str) -> str:
         """Return the path of a tensor of the reference in the file's module."""
@@ -259,13 +289,13 @@ class FilePlaces:
         Large constants are among them, such as what the reference keeps from an earlier call.
         """
         constants = {
-            ".".join([*self.steps_to(owner), kept]): self.traced.constants[name].detach().numpy()
-            for owner, names in self.constants.items()
+            ".".join([*self.steps_to(owner), kept]): self.constants.values[name].detach().numpy()
+            for owner, names in self.constants.attributes.items()
             for name, kept in names.items()
         }
         return constants | {
             self.target(name): buffer.numpy()
-            for name, buffer in self.traced.root.module.named_buffers()
+            for name, buffer in self.reference.named_buffers()
             if name in self.tensors and self.is_table(name)
         }
 
@@ -285,23 +315,10 @@ class FilePlaces:
     def is_table(self, name: str) -> bool:
         """Return whether a buffer is not in the table and too large to be written."""
         path, _, tensor = name.rpartition(".")
-        return _is_large(_buffer(self.modules[path], tensor)) and not self.is_carried(name)
+        return is_large(_buffer(self.modules[path], tensor)) and not self.is_carried(name)
 
     def _array(self, value: torch.Tensor) -> Written:
         return parsed(array_text(value))
-
-
-def _steps(call: ModuleCall) -> Iterator[Node | ModuleCall]:
-    """Iterate over the steps of a call, those too of the functions that it calls."""
-    for step in call.steps:
-        if isinstance(step, ModuleCall) and step.function is not None:
-            yield from _steps(step)
-        else:
-            yield step
-
-
-def _is_large(value: torch.Tensor) -> bool:
-    return value.numel() > LARGEST_LITERAL and regular(value) is None
 
 
 def _as_array(variable: Written) -> Written:

@@ -32,12 +32,14 @@ class MethodContext:
       state: the name of each parameter, buffer and constant.
       signatures: the arguments of a call whose module is a class of the file, in order.
       axis_names: the variables of sizes that differ between the calls of a class.
+      is_training: whether the values are those of training mode.
       choices: what a call passes that is no tensor and tells calls of one module apart, by name.
       is_inlined: whether a call is written where it stands.
       functions: the name and the parameters of a function of the file, by a call of it.
       taken: names that mean something else in the file.
       outputs: the values that a call returns, None in the places of other calls of its class.
       position: which element of what torch's forward returns an output of a call is.
+      dropout: the attribute of a module that drops at a rate.
       attribute: the expression of a module from another that contains it, by both paths.
       returned: what the reference returns.
       problems: what rules refuse, filled in as methods are written.
@@ -45,6 +47,7 @@ class MethodContext:
 
     sizes: NamedSizes
     state: Mapping[Node, str]
+    is_training: bool
     signatures: Callable[[ModuleCall], Sequence[str]]
     axis_names: Callable[[ModuleCall], Mapping[Place, str]]
     choices: Callable[[ModuleCall], Mapping[str, Any]]
@@ -56,6 +59,7 @@ class MethodContext:
     attribute: Callable[[str, str], str]
     members: Callable[[str, Sequence[str]], Written]
     tensor: Callable[[str, str], Written]
+    dropout: Callable[[str, float], str]
     returned: Any
     problems: list[Unsupported]
 

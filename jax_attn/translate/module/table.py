@@ -9,7 +9,7 @@ from jax_attn.translate.module.places import FilePlaces
 def layout(places: FilePlaces) -> transfer.Layout:
     """Return the table between the reference's tensors and those of the file."""
     rows: dict[str, Any] = {}
-    tensors = places.traced.root.module.state_dict(keep_vars=True)
+    tensors = places.reference.state_dict(keep_vars=True)
     by_id = {id(tensor): name for name, tensor in tensors.items() if name in places.tensors}
     for name, tensor in tensors.items():
         if name in places.tensors:

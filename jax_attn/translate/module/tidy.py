@@ -121,6 +121,13 @@ class _Tidy(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         self.generic_visit(node)
         node.value = _variable(node.value)
+        made = node.value
+        if node.attr == "shape" and isinstance(made, ast.Call):
+            function = ast.unparse(made.func)
+            if function == "jnp.zeros_like":
+                return ast.Attribute(made.args[0], "shape", ast.Load())
+            if function == "jnp.zeros" and isinstance(made.args[0], ast.Tuple):
+                return made.args[0]
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:

@@ -1,7 +1,7 @@
 """The graph of a program as a tree of calls: each call of a module with what it did, in order."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +92,23 @@ def leaves_of(tree: Any) -> list[Node]:
     return [leaf for _, leaf in named_leaves("", tree) if isinstance(leaf, Node)]
 
 
-def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
-    """Read the calls from the marks of a graph."""
+def steps(call: ModuleCall) -> Iterator[Node | ModuleCall]:
+    """Iterate over the steps of a call, those too of the functions that it calls."""
+    for step in call.steps:
+        if isinstance(step, ModuleCall) and step.function is not None:
+            yield from steps(step)
+        else:
+            yield step
+
+
+def call_tree(
+    export: Exported, reference: torch.nn.Module, working: Container[str] = ()
+) -> ModuleCall:
+    """Read the calls from the marks of a graph.
+
+    working: the modules in which something runs in training mode, by path: their calls stay where
+    nothing runs in eval mode.
+    """
     modules = dict(reference.named_modules(remove_duplicate=False))
     first = {id(module): name for name, module in reference.named_modules()}
     root = ModuleCall("", reference, 0)
@@ -121,6 +136,8 @@ def call_tree(export: Exported, reference: torch.nn.Module) -> ModuleCall:
                 closed, call = stack.pop()
                 if closed == number:
                     call.returned = _dropped(export.program, node, call, tree)
+                    if call.path in working and not call.steps:
+                        call.returned = _handed_back(call, node)
                     break
             continue
         function = export.marks[number, is_end].function
@@ -188,6 +205,18 @@ def _dropped(program: ExportedProgram, end: Node, call: ModuleCall, returned: An
     program.graph_signature.replace_all_uses(returned.name, made.name)
     call.steps.append(made)
     return made
+
+
+def _handed_back(call: ModuleCall, end: Node) -> Any:
+    """Return what a call hands back as it came, as a value of its own."""
+    (values,) = end.args[2:3]
+    assert isinstance(values, (list, tuple))
+    for value in values:
+        assert isinstance(value, Node)
+        if value.target is torch.ops.aten.alias.default:
+            keep(value)
+            call.steps.append(value)
+    return call.steps[0] if len(values) == len(call.steps) == 1 else call.returned
 
 
 def _value(node: Any) -> Any:

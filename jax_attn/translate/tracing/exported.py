@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from jax_attn.translate.tracing.alike import drawn
 from jax_attn.translate.tracing.copies import replace_copies
-from jax_attn.translate.tracing.frames import reference_frames
+from jax_attn.translate.tracing.frames import is_reference, reference_frames
 from jax_attn.translate.tracing.marks import Marks, bound, marked
-from jax_attn.translate.tracing.private import seeing_all
+from jax_attn.translate.tracing.private import seeing_all, training_readers
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 from jax_attn.translate.tracing.refusals import (
     cache_problems,
@@ -34,6 +35,8 @@ class Exported:
       marks: what each mark says.
       dynamic: the names of its sizes.
       problems: what torch.export let pass and cannot be translated.
+      readers: the modules whose `training` the reference's source reads.
+      is_training: whether the module was in training mode.
       seconds: how long torch took to trace and to make the graph functional.
     """
 
@@ -41,6 +44,8 @@ class Exported:
     marks: Marks
     dynamic: Dynamic
     problems: tuple[Unsupported, ...]
+    readers: frozenset[torch.nn.Module]
+    is_training: bool
     seconds: float
 
 
@@ -70,8 +75,10 @@ def exported(
     reference: torch.nn.Module,
     inputs: Mapping[str, Any] | tuple[Any, ...],
     dynamic: Dynamic | None = None,
+    *,
+    is_training: bool = False,
 ) -> Exported:
-    """Export a module, in eval mode, as one graph without in-place operators.
+    """Export a module as one graph without in-place operators.
 
     Args:
       reference: the module; it is not changed.
@@ -79,6 +86,7 @@ def exported(
       dynamic: the axes whose sizes vary, by input and axis, each with the name of its size. Two
         axes with one name have one size. A tensor in a sequence or a dict is named as in the file
         that is written: `<argument>_<index>`, `<argument>_<key>`.
+      is_training: whether to export it in training mode, in place of eval mode.
 
     Raises:
       TranslationError: torch.export cannot trace the module, or an input or the name of a size is
@@ -96,26 +104,36 @@ def exported(
         raise TranslationError(problems)
     start = time.perf_counter()
     with unchanged(reference), torch.enable_grad(), silence():
-        reference.eval()
+        reference.train(is_training)
         options: dict[str, Any] = {
             "args": args,
             "kwargs": kwargs,
             "dynamic_shapes": _dynamic_shapes(reference, args, kwargs, dynamic),
             "strict": False,
         }
+        before = drawn()
         try:
-            with marked(reference) as marks, seeing_all(reference_frames):
+            with (
+                training_readers(is_reference) as readers,
+                marked(reference, readers) as marks,
+                seeing_all(reference_frames),
+            ):
                 program = torch.export.export(reference, **options)
         except Exception as error:
             raise refusal(error, reference, options) from error
         hidden = inline_regions(program)
+        if drawn() != before:
+            reason = "Python itself draws random numbers, which a graph does not hold"
+            hidden.append(Unsupported("module", "random", reason))
         try:
             program = program.run_decompositions({})
         except Exception as error:
             raise refusal(error, reference, options) from error
         replace_copies(program)
     seconds = time.perf_counter() - start
-    return Exported(program, marks, dynamic, tuple(hidden), seconds)
+    return Exported(
+        program, marks, dynamic, tuple(hidden), frozenset(readers), is_training, seconds
+    )
 
 
 def _apart(arguments: Any) -> Any:

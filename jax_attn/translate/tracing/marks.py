@@ -9,7 +9,7 @@ source; the reference is left as it was.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,11 @@ from torch.fx import Node
 from jax_attn.translate.tracing.helpers import helpers
 from jax_attn.translate.tracing.private import is_vectorized, keep
 
-_LIBRARY = torch.library.Library("jax_attn", "FRAGMENT")
-_LIBRARY.define("mark(int call, bool is_end, Tensor[] tensors, SymInt[] sizes) -> ()")
-_LIBRARY.impl("mark", lambda call, is_end, tensors, sizes: None, "CompositeExplicitAutograd")
+LIBRARY = torch.library.Library("jax_attn", "FRAGMENT")
+LIBRARY.define("mark(int call, bool is_end, Tensor[] tensors, SymInt[] sizes) -> ()")
+LIBRARY.impl("mark", lambda call, is_end, tensors, sizes: None, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "jax_attn::mark", lambda call, is_end, tensors, sizes: None, lib=_LIBRARY
+    "jax_attn::mark", lambda call, is_end, tensors, sizes: None, lib=LIBRARY
 )
 MARK = torch.ops.jax_attn.mark.default
 keep(MARK)
@@ -104,8 +104,12 @@ def _holds(tree: Any, kinds: type | tuple[type, ...]) -> bool:
 
 
 @contextmanager
-def marked(reference: torch.nn.Module) -> Iterator[Marks]:
-    """Let every call of a module, and of a function of its source, leave marks in the graph."""
+def marked(reference: torch.nn.Module, reading: Container[torch.nn.Module] = ()) -> Iterator[Marks]:
+    """Let every call of a module, and of a function of its source, leave marks in the graph.
+
+    reading: the modules that have read `training`. What these hand back as it came is an alias in
+    the graph, as it may be another value in the other mode.
+    """
     marks: Marks = {}
     hooks: list[Any] = []
     open_calls: list[int] = []
@@ -137,9 +141,14 @@ def marked(reference: torch.nn.Module) -> Iterator[Marks]:
             # Forward refuses these arguments itself, with a better message.
             mark(False, {})
 
-    def leave(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+    def leave(module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
+        # A dropout in place is its own case: it changes what it is given in training mode.
+        is_same = any(result is each for each in (*args, *kwargs.values()))
+        if is_same and module in reading and type(module) is not torch.nn.Dropout:
+            result = torch.ops.aten.alias.default(result)
         mark(True, result)
         open_calls.pop()
+        return result
 
     def marking(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -83,6 +83,27 @@ def seeing_all(kept: Callable[[Stack], Stack]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def training_readers(is_reference: Callable[[str], bool]) -> Iterator[set[torch.nn.Module]]:
+    """Record the modules whose `training` the reference's own source reads.
+
+    is_reference: whether a file is the reference's.
+    """
+    readers: set[torch.nn.Module] = set()
+
+    def read(module: torch.nn.Module) -> bool:
+        if is_reference(sys._getframe(1).f_code.co_filename):
+            readers.add(module)
+        return bool(vars(module)["training"])
+
+    def write(module: torch.nn.Module, value: bool) -> None:
+        vars(module)["training"] = value
+
+    # A property of the class is asked before the attribute of the module.
+    with patch.object(torch.nn.Module, "training", property(read, write), create=True):
+        yield readers
+
+
 def guards(program: ExportedProgram) -> list[Guard]:
     """Return the conditions on sizes under which a program was traced."""
     for node in program.graph.nodes:

@@ -67,7 +67,9 @@ def refusal(
 ) -> TranslationError:
     """Return the error that says what torch.export refuses, with what else `draft_export` finds."""
     first = _told(error)
-    return TranslationError([first, *_drafted(reference, options, first)])
+    # In training mode one reason is enough: eval mode is written then.
+    others = [] if reference.training else _drafted(reference, options, first)
+    return TranslationError([first, *others])
 
 
 def _told(error: BaseException) -> Unsupported:

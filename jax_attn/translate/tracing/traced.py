@@ -1,6 +1,6 @@
 """A traced reference: its calls, its tensors, and its sizes."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ class TracedModule:
       program: the graph.
       sizes: the sizes that vary.
       problems: what torch.export let pass and cannot be translated.
+      is_training: whether the reference was in training mode.
       export_seconds: how long torch took to export.
     """
 
@@ -50,19 +51,25 @@ class TracedModule:
     program: ExportedProgram
     sizes: NamedSizes
     problems: tuple[Unsupported, ...]
+    is_training: bool
     export_seconds: float
 
 
-def traced(export: Exported, reference: torch.nn.Module) -> TracedModule:
+def traced(
+    export: Exported, reference: torch.nn.Module, working: Container[str] = ()
+) -> TracedModule:
     """Arrange the graph of an export as a tree of calls.
+
+    working: as for `call_tree`.
 
     Raises:
       TranslationError: the export fixed a size that is named, or made two of them one.
     """
     program = export.program
     _without_assertions(program)
-    state, constants = _state(program, reference)
-    root = call_tree(export, reference)
+    prefix = "training_" if export.is_training else ""
+    state, constants = _state(program, reference, prefix)
+    root = call_tree(export, reference, working)
     erase_marks(program)
     drop_erased(root)
     state = {node: [_one_name(root, node, names)] for node, names in state.items()}
@@ -81,6 +88,7 @@ def traced(export: Exported, reference: torch.nn.Module) -> TracedModule:
         program,
         sizes,
         export.problems,
+        export.is_training,
         export.seconds,
     )
 
@@ -107,9 +115,12 @@ def _named_tensors(reference: torch.nn.Module) -> dict[int, list[str]]:
 
 
 def _state(
-    program: ExportedProgram, reference: torch.nn.Module
+    program: ExportedProgram, reference: torch.nn.Module, prefix: str
 ) -> tuple[dict[Node, list[str]], dict[str, torch.Tensor]]:
-    """Return all names of the tensors of the graph, and the values of the constants."""
+    """Return all names of the tensors of the graph, and the values of the constants.
+
+    prefix: what the names of constants begin with, since those of two graphs may be alike.
+    """
     modules = dict(reference.named_modules(remove_duplicate=False))
     names = _named_tensors(reference)
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -123,10 +134,11 @@ def _state(
         if tensors.get(name) is not None:
             state[nodes[spec.arg.name]] = names[id(tensors[name])]
         else:
-            state[nodes[spec.arg.name]] = [spec.target]
+            known = f"{prefix}{spec.target}"
+            state[nodes[spec.arg.name]] = [known]
             constant = program.constants.get(spec.target)
             if isinstance(constant, torch.Tensor):
-                constants[spec.target] = constant
+                constants[known] = constant
     return state, constants
 
 

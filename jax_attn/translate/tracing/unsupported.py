@@ -25,20 +25,25 @@ def unsupported(traced: TracedModule, rules: Container[str] = RULES) -> list[Uns
     problems = [*traced.problems]
     for node in traced.program.graph.nodes:
         if node.op == "call_function":
-            problems += problems_of(node, rules)
+            problems += problems_of(node, rules, is_training=traced.is_training)
     problems += _buffers(traced)
     return list(dict.fromkeys(problems))
 
 
-def problems_of(node: Node, rules: Container[str] = RULES) -> Iterator[Unsupported]:
-    """Yield what keeps one operator from being translated."""
+def problems_of(
+    node: Node, rules: Container[str] = RULES, *, is_training: bool = False
+) -> Iterator[Unsupported]:
+    """Yield what keeps one operator from being translated.
+
+    is_training: whether it may draw random numbers.
+    """
     name = str(node.target)
     if unbacked(node):
         reason = "the size of its result depends on the values of a tensor"
         if not isinstance(node.meta.get("val"), torch.Tensor):
             reason = "Python reads the value of a tensor"
         yield problem_at(node, "data-dependent size", name, reason)
-    elif _is_random(node):
+    elif not is_training and _is_random(node):
         yield problem_at(node, "random", name, "draws random numbers, in eval mode too")
     elif isinstance(node.target, torch._ops.OpOverload):
         if name not in rules and not is_size(node) and not does_nothing(node):
@@ -73,7 +78,8 @@ def _is_random(node: Node) -> bool:
 
 def _buffers(traced: TracedModule) -> Iterator[Unsupported]:
     nodes = {node.name: node for node in traced.program.graph.nodes}
+    is_eval = not traced.is_training
     for spec in traced.program.graph_signature.output_specs:
         if spec.kind == OutputKind.BUFFER_MUTATION:
-            reason = "forward writes into this buffer, in eval mode too"
+            reason = "forward writes into this buffer" + ", in eval mode too" * is_eval
             yield problem_at(nodes[spec.arg.name], "buffer", str(spec.target), reason)

@@ -17,10 +17,8 @@ def attention(
     enable_gqa: bool,
 ) -> str:
     """Write one call of `jax.nn.dot_product_attention`, on (B, T, N, H)."""
-    if dropout_p:
-        raise NotImplementedError("attention with dropout")
-    if query.rank not in (3, 4) or not _one_call(query, key, value, enable_gqa):
-        return _products(query, key, attn_mask, is_causal, scale, enable_gqa)
+    if query.rank not in (3, 4) or dropout_p or not _one_call(query, key, value, enable_gqa):
+        return _products(query, key, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     axes = "0, 1" if query.rank == 3 else "1, 2"
     attended = call(
         "jax.nn.dot_product_attention",
@@ -58,6 +56,7 @@ def _products(
     query: Array,
     key: Array,
     attn_mask: Array | None,
+    dropout_p: float,
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
@@ -75,7 +74,8 @@ def _products(
         scores = f"jnp.where(attn_mask, {scores}, jnp.finfo(query.dtype).min)"
     elif attn_mask is not None:
         scores += " + attn_mask"
-    attended = f"jax.nn.softmax({scores}) @ {value_}"
+    weights = f"jax.nn.softmax({scores})"
+    attended = f"{f'dropout({weights})' if dropout_p else weights} @ {value_}"
     if attn_mask is not None and attn_mask.dtype == "bool":
         return f"jnp.where(attn_mask.any(-1, keepdims=True), {attended}, 0)"
     return attended

@@ -72,7 +72,8 @@ def command(
 
     The verdict compares outputs and every gradient with the reference in float64, eager and
     jitted, within the rounding of float32; also at other sizes, if sizes vary. A FAIL is
-    explained. The folder is written whatever the verdict is. The module is translated in eval mode.
+    explained. The folder is written whatever the verdict is. Where the module's own code reads
+    `training`, training mode is translated and compared too, or a note tells why it cannot be.
 
     Exit status: 0 for PASS, 1 for FAIL, 2 if the module cannot be translated, or not in whole, 3 if
     a package is missing or memory runs out, 4 for INCONCLUSIVE.

@@ -4,11 +4,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 
 from jax_attn.translate.module.leaves import leaf
+from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.tracing.alike import alike
 from jax_attn.translate.tracing.exported import Exported, exported, unchanged
+from jax_attn.translate.tracing.marks import MARK
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 from jax_attn.translate.tracing.refusals import silence
 from jax_attn.translate.tracing.sizes import Dynamic
@@ -19,7 +24,7 @@ from jax_attn.translate.tracing.training import (
     share_dropouts,
     working,
 )
-from jax_attn.translate.tracing.unsupported import unsupported
+from jax_attn.translate.tracing.unsupported import problems_of, unsupported
 
 # What a class of the file keeps for training mode.
 _KEPT = {"deterministic", "rngs"}
@@ -51,6 +56,9 @@ def in_both_modes(
       TranslationError: it cannot be traced in eval mode.
     """
     export = exported(reference, inputs, dynamic)
+    operators = (node for node in export.program.graph.nodes if node.op == "call_function")
+    if problems := [each for node in operators for each in problems_of(node, {*RULES, str(MARK)})]:
+        return BothModes(traced(export, reference), None, tuple(dict.fromkeys(problems)))
     layers = _layers(reference)
     if not export.readers - layers.keys() or _alike(reference, inputs):
         return BothModes(traced(export, reference))
@@ -65,9 +73,11 @@ def in_both_modes(
 
 def _alike(reference: nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
     """Return whether the reference does the same in both modes, as where each rate is 0."""
-    args, kwargs = (inputs, {}) if isinstance(inputs, tuple) else ((), inputs)
+    tensors = (dict(reference.named_buffers()), inputs)
+    buffers, given = tree_map_only(torch.Tensor, torch.clone, tensors)  # it may write into them
+    args, kwargs = (given, {}) if isinstance(given, tuple) else ((), given)
     with unchanged(reference), silence():
-        return alike(reference, lambda: reference(*args, **kwargs))
+        return alike(reference, lambda: functional_call(reference, buffers, args, kwargs))
 
 
 def _layers(reference: nn.Module) -> dict[nn.Module, str]:

@@ -99,7 +99,7 @@ def translate(
         ordered[-1].name,
         places.tables(),
         tuple(problems),
-        bool(places.dropouts) or any(one.has_modes for one in ordered),
+        not untrained and (bool(places.dropouts) or any(one.has_modes for one in ordered)),
         untrained,
     )
 

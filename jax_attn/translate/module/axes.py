@@ -86,11 +86,11 @@ def shape_reads(axes: Iterable[tuple[str, int, str]], call: ModuleCall) -> list[
     lines: list[str] = []
     for argument, variables in by_argument.items():
         ordered = sorted(variables)
-        if len(ordered) > 1 and ordered == list(range(len(ordered))):
-            names = ", ".join(variables[axis] for axis in ordered)
-            is_whole = len(ordered) == call.given[argument].meta["val"].ndim
-            part = "" if is_whole else f"[:{len(ordered)}]"
-            lines.append(f"{names} = {argument}.shape{part}")
+        count = ordered[-1] + 1
+        if len(ordered) > 1 and ordered[0] >= 0 and count <= 2 * len(ordered):
+            names = ", ".join(variables.get(axis, "_") for axis in range(count))
+            is_whole = count == call.given[argument].meta["val"].ndim
+            lines.append(f"{names} = {argument}.shape" + ("" if is_whole else f"[:{count}]"))
         else:
             lines += [f"{variables[axis]} = {argument}.shape[{axis}]" for axis in ordered]
     return ast.parse("\n".join(lines)).body

@@ -100,7 +100,8 @@ def shape_read(statement: ast.stmt) -> dict[Place, str] | None:
         return None
     argument = ast.unparse(shape.value)
     if isinstance(target, ast.Tuple):
-        return {(argument, axis): ast.unparse(name) for axis, name in enumerate(target.elts)}
+        names = [ast.unparse(name) for name in target.elts]
+        return {(argument, axis): name for axis, name in enumerate(names) if name != "_"}
     assert isinstance(value, ast.Subscript)
     return {(argument, int(ast.unparse(value.slice))): ast.unparse(target)}
 

@@ -114,12 +114,16 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+FAST = ("a function that calls another", "a number in the call", "a write into an argument")
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=() if row in FAST else pytest.mark.slow) for row in ROWS]
+)
 def test_functions_that_are_called_twice_are_functions(row):
     reference, names = ROWS[row]
     found = translate(reference, (X,))
     tree = ast.parse(found.source)
-    print(found.source)
     own = [each.name for each in tree.body if isinstance(each, ast.FunctionDef)]
     assert own == names
     theirs = reference(X).detach().numpy()

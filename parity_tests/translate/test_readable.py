@@ -106,7 +106,12 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
+SLOW = ("one name for sizes that vary",)
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=pytest.mark.slow if row in SLOW else ()) for row in ROWS]
+)
 def test_sizes_are_written_as_a_person_would(row):
     reference, inputs, dynamic, written = ROWS[row]
     found = translate(reference, inputs, dynamic=dynamic)

@@ -1,7 +1,6 @@
 """Functions of torch's source that are functions of the file: those called in two places."""
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,40 +35,33 @@ class Functions:
     Attributes:
       of_call: the function of each call that is written as a call, by the call's identity.
       calls: the calls of each function of torch's, inner functions first.
-      most: how often a module or a function calls a function, by both.
+      owners: the call of a module in which each call of a function is, by identity.
       returns: the places of what each function returns that its calls are read for.
     """
 
     def __init__(self, roots: Sequence[ModuleCall]) -> None:
         self.of_call: dict[int, Function] = {}
         self.calls: dict[Callable[..., Any], list[ModuleCall]] = {}
-        self.most: dict[tuple[Any, Any], int] = {}
+        self.owners: dict[int, ModuleCall] = {}
         for root in roots:
-            self._collect(root)
+            self._collect(root, root)
         self.returns = {function: returned_places(calls) for function, calls in self.calls.items()}
 
-    def _collect(self, root: ModuleCall) -> None:
-        """Find the calls of functions, inner functions first, and count the places of calls."""
-        caller = root.function or type(root.module)
+    def _collect(self, root: ModuleCall, owner: ModuleCall) -> None:
+        """Find the calls of functions in a call, inner functions first."""
         inside = [step for step in root.steps if isinstance(step, ModuleCall)]
         for step in inside:
-            self._collect(step)
+            self._collect(step, step if step.function is None else owner)
         for step in inside:
             if step.function is not None:
                 self.calls.setdefault(step.function, []).append(step)
-        here = Counter(step.function for step in inside if step.function is not None)
-        for function, count in here.items():
-            key = (caller, function)
-            self.most[key] = max(count, self.most.get(key, 0))
+                self.owners[id(step)] = owner
 
-    def _sites(self, function: Callable[..., Any], below: tuple[Any, ...] = ()) -> int:
-        """Count the places of calls if no function were written: those of its callers multiply."""
-        below = (*below, function)
-        return sum(
-            count * (self._sites(caller, below) if caller in self.calls else 1)
-            for (caller, called), count in self.most.items()
-            if called is function and caller not in below
-        )
+    def _are_in_two_places(self, calls: Sequence[ModuleCall]) -> bool:
+        """Return whether one module makes two of the calls, or modules of two classes make some."""
+        owners = [self.owners[id(call)] for call in calls]
+        kinds = {type(owner.module) for owner in owners}
+        return len(kinds) > 1 or len({*map(id, owners)}) < len(owners)
 
     @property
     def written(self) -> list[Function]:
@@ -81,7 +73,7 @@ class Functions:
 
         context: what the method of a call reads.
         """
-        several = [function for function in self.calls if self._sites(function) > 1]
+        several = [f for f, calls in self.calls.items() if self._are_in_two_places(calls)]
         names = {function: function.__name__ for function in several}
         usable = [
             function
@@ -122,7 +114,7 @@ class Functions:
         same = [call for call in most if _equal(sourced[id(call)].body, sourced[id(most[0])].body)]
         for group in (most, same):
             made = _merged([sourced[id(call)] for call in group], group)
-            if made is not None and len(group) > 1:
+            if made is not None and self._are_in_two_places(group):
                 self.of_call |= {id(call): made for call in group}
                 return
 

@@ -3,9 +3,12 @@
 import ast
 import inspect
 import linecache
+import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +24,28 @@ class Helper(NamedTuple):
     function: Callable[..., Any]
 
 
+def _package(file: str) -> str | None:
+    """Return the package of a file that is installed; None if it is a file of the user's own."""
+    parts = Path(file).parts
+    if "site-packages" in parts:
+        return parts[parts.index("site-packages") + 1]
+    return "python" if file.startswith(sysconfig.get_path("stdlib")) else None
+
+
+def _file_of(kind: type) -> str:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+
+
 def helpers(reference: torch.nn.Module) -> list[Helper]:
-    """Return the functions of the reference's own files that its modules call by name."""
+    """Return the functions that modules of the reference call by name.
+
+    These are functions of the packages of the modules, and the user's own.
+    """
+    kinds = dict.fromkeys(type(module) for module in reference.modules())
+    packages = {None, *(_package(_file_of(kind)) for kind in kinds)}
     waiting = [
         function
-        for kind in dict.fromkeys(type(module) for module in reference.modules())
+        for kind in kinds
         for base in kind.__mro__
         for function in vars(base).values()
         if isinstance(function, types.FunctionType)
@@ -45,7 +65,8 @@ def helpers(reference: torch.nn.Module) -> list[Helper]:
                 continue
             waiting.append(value)
             inner = inspect.unwrap(value)
-            if name in called and is_reference(inner.__code__.co_filename):
+            file = inner.__code__.co_filename
+            if name in called and is_reference(file) and _package(file) in packages:
                 found[id(function.__globals__), name] = Helper(function.__globals__, name, value)
     return list(found.values())
 

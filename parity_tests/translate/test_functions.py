@@ -45,6 +45,13 @@ def gated(linear: nn.Module, x: Tensor) -> Tensor:
     return torch.sigmoid(linear(x)) * x
 
 
+def turned(x: Tensor) -> Tensor:
+    """Reshape to two sizes that vary, in both orders."""
+    batch, length, heads, width = x.shape
+    y = torch.tanh(x.reshape(batch, length, heads * 2, width // 2))
+    return y.transpose(0, 1).reshape(length, batch, heads, width)
+
+
 def least(x: Tensor, other: Tensor) -> Tensor:
     return torch.minimum(x, other) * 2
 
@@ -73,6 +80,15 @@ class RotatesTwice(Rotates):
 class Repeats(Rotates):
     def forward(self, x: Tensor) -> Tensor:
         return repeat(self.a(x), 2) * repeat(repeat(x, 1), 2)
+
+
+class Turns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return turned(self.a(x)) @ turned(x).transpose(-1, -2)
 
 
 class Parts(Rotates):
@@ -128,3 +144,12 @@ def test_functions_that_are_called_twice_are_functions(row):
     assert own == names
     theirs = reference(X).detach().numpy()
     assert abs(called(loaded(found, reference), X.numpy()) - theirs).max() < 1e-5
+
+
+def test_sizes_that_vary_keep_their_order():
+    reference = Turns()
+    found = translate(reference, (X,), dynamic={"x": {0: "B", 1: "T"}})
+    assert "reshape(length, batch, heads, width)" in found.source, found.source
+    longer = torch.randn(5, 7, 5, 8)
+    theirs = reference(longer).detach().numpy()
+    assert abs(called(loaded(found, reference), longer.numpy()) - theirs).max() < 1e-5

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +78,13 @@ def axis_names(
     return names
 
 
-def shape_reads(axes: Iterable[tuple[str, int, str]], call: ModuleCall) -> list[ast.stmt]:
-    """Read sizes, each an argument of a call, an axis and a variable: `B, T = x.shape[:2]`."""
+def shape_reads(
+    axes: Iterable[tuple[str, int, str]], calls: Collection[ModuleCall] = ()
+) -> list[ast.stmt]:
+    """Read sizes, each an argument, an axis and a variable: `B, T = x.shape[:2]`.
+
+    Without the `[:2]`, if the argument has two axes in all of some calls.
+    """
     by_argument: dict[str, dict[int, str]] = {}
     for argument, axis, variable in axes:
         by_argument.setdefault(argument, {})[axis] = variable
@@ -89,7 +94,10 @@ def shape_reads(axes: Iterable[tuple[str, int, str]], call: ModuleCall) -> list[
         count = ordered[-1] + 1
         if len(ordered) > 1 and ordered[0] >= 0 and count <= 2 * len(ordered):
             names = ", ".join(variables.get(axis, "_") for axis in range(count))
-            is_whole = count == call.given[argument].meta["val"].ndim
+            is_whole = calls and all(
+                argument in call.given and call.given[argument].meta["val"].ndim == count
+                for call in calls
+            )
             lines.append(f"{names} = {argument}.shape" + ("" if is_whole else f"[:{count}]"))
         else:
             lines += [f"{variables[axis]} = {argument}.shape[{axis}]" for axis in ordered]
@@ -106,7 +114,6 @@ class Axes:
     """
 
     def __init__(self, call: ModuleCall, sizes: NamedSizes, names: Mapping[Place, str]) -> None:
-        self.call = call
         self.sizes = sizes
         self.names = names
         self.found: dict[str, Axis] = {}
@@ -148,5 +155,4 @@ class Axes:
     def statements(self) -> list[ast.stmt]:
         """Read the sizes that are used, each once."""
         read = [axis for text, axis in self.found.items() if text in self.read]
-        places = ((axis.argument, axis.axis, axis.variable) for axis in read)
-        return shape_reads(places, self.call)
+        return shape_reads((axis.argument, axis.axis, axis.variable) for axis in read)

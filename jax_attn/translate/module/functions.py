@@ -134,6 +134,7 @@ class _Sourced:
       body: the statements; those that read sizes of arguments come first.
       numbers: the parameters that are numbers.
       assigned: what statements so far assign; an argument among it may be another value by then.
+      varying: the sizes that the statements read, by name.
     """
 
     def __init__(self, body: Sequence[ast.stmt], call: ModuleCall) -> None:
@@ -145,6 +146,10 @@ class _Sourced:
         while lines and (known := shape_read(lines[0])) is not None:
             reads.update(known)
             del lines[0]
+        known = self.source.known[0]
+        self.varying = {
+            name: known[argument].shape[axis] for (argument, axis), name in reads.items()
+        }
         used: set[str] = set()
         for line in lines:
             for sizes in _shapes(line):
@@ -153,7 +158,7 @@ class _Sourced:
             self.assigned |= stored(line)
         reads |= {place: name for name, place in self.source.names.items() if name in used}
         places = ((*place, name) for place, name in reads.items())
-        self.body = without_unread([*shape_reads(places, call), *lines])
+        self.body = without_unread([*shape_reads(places, [call]), *lines])
 
     def _take(self, tree: Written) -> set[str] | None:
         """Return the names in an expression of the source, or None if one is another value."""
@@ -164,10 +169,20 @@ class _Sourced:
         self.numbers |= {name: None for name in names if type(numbers.get(name)) is int}
         return names
 
+    def _value(self, size: ast.expr) -> Any:
+        """Return the number, or the symbol, that a size of the body is."""
+        number = _constant(size)
+        if number is not None:
+            return number
+        try:
+            return eval(ast.unparse(size), {"__builtins__": {}}, self.varying)
+        except Exception:  # it is read from what the body computes
+            return None
+
     def _replace(self, sizes: list[ast.expr]) -> set[str]:
         """Put the sizes of the source in the place of those of a reshape, where all fit."""
         used: set[str] = set()
-        for place, tree in enumerate(self.source.reshaped([*map(_constant, sizes)]) or ()):
+        for place, tree in enumerate(self.source.reshaped([*map(self._value, sizes)]) or ()):
             if tree is not None and (names := self._take(tree)) is not None:
                 sizes[place] = tree
                 used |= names

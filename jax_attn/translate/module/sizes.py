@@ -64,10 +64,8 @@ class Sizes:
         while body and (known := shape_read(body[0])) is not None:
             read.update(known)
             del body[0]
-        if not read:
-            return body
-        most = max(self.calls.values(), key=lambda call: len(call.given))
-        return [*shape_reads(((*place, name) for place, name in read.items()), most), *body]
+        places = ((*place, name) for place, name in read.items())
+        return [*shape_reads(places, self.calls.values()), *body]
 
 
 def _size(call: ModuleCall, argument: str, axis: int) -> Any:

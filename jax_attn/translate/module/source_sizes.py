@@ -12,6 +12,7 @@ import torch
 from jax_attn.translate.module.axes import Place
 from jax_attn.translate.rules.expression import Written
 from jax_attn.translate.tracing.calls import ModuleCall
+from jax_attn.translate.tracing.private import expression
 from jax_attn.translate.tracing.source_lines import shape_names
 
 _RESHAPES = ("view", "reshape", "expand")
@@ -64,15 +65,24 @@ class SourceSizes:
         except Exception:  # what the expression reads is no size
             return None
 
+    def have(self, text: str, sizes: Sequence[Any]) -> bool:
+        """Return whether an expression has these sizes in the calls."""
+        values = self.values(text)
+        return values is not None and all(map(_is_equal, values, sizes))
+
     def reshaped(self, sizes: Sequence[Any]) -> list[Written | None] | None:
         """Return what the source writes in a reshape to these sizes; None in the place of numbers.
 
-        A size that is no number stands for any that varies. None if there is no such reshape.
+        Returns None if there is no such reshape in the source.
         """
         for written in _reshapes(self.forward):
-            values = self.values(ast.unparse(ast.Tuple(list(written), ast.Load())))
-            is_plain = not any(isinstance(each, ast.Starred) for each in written)
-            if is_plain and values is not None and all(_fits(each, sizes) for each in values):
+            if len(written) != len(sizes):
+                continue
+            texts = map(ast.unparse, written)
+            if all(
+                self.have(text, [size] * len(self.calls))
+                for text, size in zip(texts, sizes, strict=True)
+            ):
                 return [None if isinstance(each, ast.Constant) else each for each in written]
         return None
 
@@ -80,7 +90,7 @@ class SourceSizes:
         """Return the first expression of this size in the index of an array in the source."""
         for each in _cuts(self.forward):
             is_number = isinstance(each, ast.Constant)
-            if not is_number and self.values(ast.unparse(each)) == [size] * len(self.calls):
+            if not is_number and self.have(ast.unparse(each), [size] * len(self.calls)):
                 return each
         return None
 
@@ -89,14 +99,14 @@ class SourceSizes:
         texts = [name for name, each in self.calls[0].arguments.items() if type(each) is int]
         for name, node in self.calls[0].given.items():
             texts += [f"{name}.shape[{axis}]" for axis in reversed(range(node.meta["val"].ndim))]
-        return next((text for text in texts if self.values(text) == list(values)), None)
+        return next((text for text in texts if self.have(text, values)), None)
 
 
-def _fits(values: Sequence[Any], sizes: Sequence[Any]) -> bool:
-    return len(values) == len(sizes) and all(
-        value == size if type(size) is int else isinstance(value, torch.SymInt)
-        for value, size in zip(values, sizes, strict=True)
-    )
+def _is_equal(value: Any, size: Any) -> bool:
+    """Return whether two sizes are one number, or vary as one; a symbol is not compared itself."""
+    if isinstance(value, torch.SymInt) and isinstance(size, torch.SymInt):
+        return bool(expression(value) == expression(size))
+    return type(value) is int and type(size) is int and value == size
 
 
 @lru_cache(maxsize=1024)

@@ -10,10 +10,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
 from jax_attn.translate.module.leaves import leaf
-from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.tracing.alike import alike
 from jax_attn.translate.tracing.exported import Exported, exported, unchanged
-from jax_attn.translate.tracing.marks import MARK
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 from jax_attn.translate.tracing.refusals import silence
 from jax_attn.translate.tracing.sizes import Dynamic
@@ -24,7 +22,7 @@ from jax_attn.translate.tracing.training import (
     share_dropouts,
     working,
 )
-from jax_attn.translate.tracing.unsupported import problems_of, unsupported
+from jax_attn.translate.tracing.unsupported import unsupported
 
 # What a class of the file keeps for training mode.
 _KEPT = {"deterministic", "rngs"}
@@ -56,9 +54,6 @@ def in_both_modes(
       TranslationError: it cannot be traced in eval mode.
     """
     export = exported(reference, inputs, dynamic)
-    operators = (node for node in export.program.graph.nodes if node.op == "call_function")
-    if problems := [each for node in operators for each in problems_of(node, {*RULES, str(MARK)})]:
-        return BothModes(traced(export, reference), None, tuple(dict.fromkeys(problems)))
     layers = _layers(reference)
     if not export.readers - layers.keys() or _alike(reference, inputs):
         return BothModes(traced(export, reference))

@@ -93,6 +93,21 @@ class Branch(nn.Module):
         return x.tanh() if self.training else x.sin() + 1
 
 
+class Noise(nn.Module):
+    """What else is drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.gate = nn.Linear(D, D), nn.Linear(D, 1)
+
+    def forward(self, x):
+        x = self.one(x)
+        if self.training:
+            x = x + 0.1 * torch.randn_like(x) + torch.empty_like(x).normal_(0.5, 0.25)
+            x = x * torch.bernoulli(self.gate(x).sigmoid()) + torch.rand_like(x)
+        return x + torch.randn(D) if self.training else x
+
+
 class Net(nn.Module):
     def __init__(self, *layers):
         super().__init__()
@@ -109,6 +124,7 @@ NETS = {
     "attention": lambda: Attention(),
     "paths": lambda: Net(Paths(), Paths(0.1), Paths(0.0)),
     "branch": lambda: Branch(),
+    "noise": lambda: Noise(),
     "all": lambda: Net(Attention(), Paths(), Branch()),
 }
 
@@ -155,6 +171,7 @@ def test_a_wrong_dropout_is_seen(bug):
     assert proof._in_training(altered, net, (x,)).verdict is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_eval_mode_is_bit_equal_to_a_translation_of_eval_mode_alone(monkeypatch):
     net, x, translation = made("all")
     monkeypatch.setattr(both_modes, "_alike", lambda *_: True)
@@ -297,6 +314,37 @@ def test_the_second_export_is_made_where_training_does_something(monkeypatch, ne
     translation, exports = exports_of(monkeypatch, net, x)
     assert (exports, translation.is_trained) == (count, count == 2)
     assert not translation.untrained
+    assert net.training
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x * torch.tensor(2.0 if self.training else 3.0)
+
+
+class Returning(nn.Module):
+    def forward(self, x):
+        a, b = x.sin(), x.sin()
+        return {"a": a, "b": b} if self.training else {"a": b, "b": a}
+
+
+@pytest.mark.parametrize(
+    ("net", "is_alike"),
+    [
+        (Functional(0.0), True),
+        (Functional(), False),
+        (nn.Sequential(nn.BatchNorm1d(T), Functional(0.0)), False),
+        (Scaled(), False),
+        (Returning(), False),
+        (PythonDrop(), False),
+    ],
+    ids=["a rate of 0", "a rate", "statistics", "a constant", "another output", "Python draws"],
+)
+def test_modules_that_do_the_same_in_both_modes_are_told(net, is_alike):
+    kept = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    x = torch.ones(B, T, D)
+    assert both_modes._alike(net, (x,)) is is_alike
+    assert all(torch.equal(kept[name], buffer) for name, buffer in net.named_buffers())
     assert net.training
 
 

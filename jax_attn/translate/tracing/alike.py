@@ -22,24 +22,31 @@ class _Recorded(Mode):
     An operator that was not recorded is not run, so it neither draws nor writes.
     """
 
-    def __init__(self, record: list[Any] | None = None) -> None:
+    def __init__(self, first: "_Recorded | None" = None) -> None:
         super().__init__()
-        self.record = record
-        self.own: list[Any] = []
+        self.first = first
+        self.steps: list[Any] = []
         self.made = WeakIdKeyDictionary()
+        # Kept, so that no tensor of the second run has the identity of one of the first.
+        self.found: dict[int, torch.Tensor] = {}
 
     def named(self, tree: Any) -> str:
         """Write a tree with each tensor as the place that made it, or as itself if none did."""
 
         def name(leaf: Any) -> Any:
-            return self.made.get(leaf, id(leaf)) if isinstance(leaf, torch.Tensor) else leaf
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf in self.made:
+                return self.made[leaf]
+            self.found[id(leaf)] = leaf
+            return id(leaf)
 
         return repr(with_leaves(tree, name))
 
     def step(self, *what: Any) -> None:
-        self.own.append(what)
-        place = len(self.own) - 1
-        if self.record is not None and self.record[place : place + 1] != [what]:
+        self.steps.append(what)
+        place = len(self.steps) - 1
+        if self.first is not None and self.first.steps[place : place + 1] != [what]:
             raise _OtherError
 
     def __torch_dispatch__(
@@ -50,7 +57,7 @@ class _Recorded(Mode):
         result = func(*args, **kwargs)
         for index, each in enumerate(torch.utils._pytree.tree_leaves(result)):
             if isinstance(each, torch.Tensor) and each not in self.made:
-                self.made[each] = f"{len(self.own)}.{index}"
+                self.made[each] = f"{len(self.steps)}.{index}"
         return result
 
 
@@ -59,13 +66,12 @@ def alike(reference: torch.nn.Module, call: Callable[[], Any]) -> bool:
 
     The modes of the modules are not put back.
     """
-    record, before = None, drawn()
+    run, before = None, drawn()
     try:
         for is_training in (False, True):
             reference.train(is_training)
-            with torch.no_grad(), _Recorded(record) as run:
+            with torch.no_grad(), _Recorded(run) as run:
                 run.step(run.named(call()))
-            record = run.own
     except Exception:  # what the module raises in training mode, its export tells
         return False
     return drawn() == before

@@ -158,14 +158,14 @@ class Result:
 
         Raises:
           ValueError: this result does not hold its two modules, because it was pickled, comes from
-            a golden reference, or not from `check` or `check_training`. The message says what to
-            call.
+            a golden reference without taps, or not from `check` or `check_training`. The message
+            says what to call.
         """
         if self.explainer is None:
             raise ValueError(
                 f"explain: expected a result that holds its two modules, got {self.name!r}, which "
-                "does not: it was pickled, explained already, judged by a golden reference, or not "
-                "made by parity.check; where the reference is, call parity.explain(reference, "
+                "does not: it was pickled, explained already, judged by a golden reference without "
+                "taps, or not made by parity.check; where the reference is, call parity.explain(reference, "
                 "port, inputs, …) with the arguments of the check, or "
                 "parity.check_training(…).explain()"
             )

@@ -146,14 +146,12 @@ class _Sourced:
         while lines and (known := shape_read(lines[0])) is not None:
             reads.update(known)
             del lines[0]
-        known = self.source.known[0]
-        self.varying = {
-            name: known[argument].shape[axis] for (argument, axis), name in reads.items()
-        }
+        sizes = self.source.known[0]
+        self.varying = {name: sizes[given].shape[axis] for (given, axis), name in reads.items()}
         used: set[str] = set()
         for line in lines:
-            for sizes in _shapes(line):
-                used |= self._replace(sizes)
+            for shape in _shapes(line):
+                used |= self._replace(shape)
             used |= self._cut(line)
             self.assigned |= stored(line)
         reads |= {place: name for name, place in self.source.names.items() if name in used}

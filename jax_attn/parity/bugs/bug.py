@@ -126,4 +126,6 @@ def result(of: Callable[[Tensor], Tensor]) -> Change:
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round a tensor to a narrower dtype, except for a mask's fill."""
+    if x.is_complex():
+        return torch.view_as_complex(rounded(torch.view_as_real(x), dtype))
     return torch.where(x.abs() < FILL, x.to(dtype).to(x.dtype), x)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
+from torch import Tensor
+
 from jax_attn.parity.bugs.activations import activations, derivatives
 from jax_attn.parity.bugs.bug import Bug, OperatorCall
 from jax_attn.parity.bugs.convolutions import convolutions, tokens
@@ -72,7 +74,9 @@ CATALOGUE: dict[str, tuple[Callable[[OperatorCall], Iterator[Bug]], ...]] = {
 
 
 def bugs_of(call: OperatorCall) -> Iterator[Bug]:
-    """Yield the changes of a call that a port may make."""
+    """Yield the changes of a call that a port may make; none of a call with complex numbers."""
+    if any(isinstance(x, Tensor) and x.is_complex() for x in call.args):
+        return
     for of_operator in CATALOGUE.get(call.name, ()):
         yield from of_operator(call)
     yield from narrowed_parameters(call)

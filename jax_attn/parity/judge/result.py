@@ -165,8 +165,8 @@ class Result:
             raise ValueError(
                 f"explain: expected a result that holds its two modules, got {self.name!r}, which "
                 "does not: it was pickled, explained already, judged by a golden reference without "
-                "taps, or not made by parity.check; where the reference is, call parity.explain(reference, "
-                "port, inputs, …) with the arguments of the check, or "
+                "taps, or not made by parity.check; where the reference is, call "
+                "parity.explain(reference, port, inputs, …) with the arguments of the check, or "
                 "parity.check_training(…).explain()"
             )
         return self.explainer(self)

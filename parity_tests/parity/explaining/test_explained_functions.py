@@ -210,3 +210,15 @@ def test_another_small_error_is_no_epsilon(name):
         assert explanation.verdict is parity.Verdict.FAIL
         causes = [c for r in explanation.regions for c in r.causes]
         assert not [c for c in causes if c.name == "epsilon" and c.confirmed]
+
+
+@pytest.mark.slow
+def test_a_port_with_complex_numbers_is_explained():
+    def theirs(x):
+        return torch.tanh(torch.fft.irfft(2 * torch.fft.rfft(x, norm="ortho"), n=WIDTH))
+
+    def ours(x):
+        return jnp.tanh(jnp.fft.irfft(2 * jnp.fft.rfft(x), n=WIDTH))
+
+    (region,) = explained(theirs, ours).regions
+    assert region.first_wrong.theirs.op == "aten._fft_c2r"

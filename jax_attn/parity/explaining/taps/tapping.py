@@ -103,7 +103,9 @@ class Tapping:
     def _add(self, x: torch.Tensor, op: str, name: str, parents: tuple[int, ...]) -> int:
         self.tensors.append(x)
         place = Place(name) if op in LEAVES else self.here()
-        value = x.detach().numpy().astype(np.float64, copy=True)
+        # A port's taps are real, so a complex tensor is none of them.
+        real = x.detach() if not x.is_complex() else torch.full(x.shape, math.nan)
+        value = real.numpy().astype(np.float64, copy=True)
         self._room -= _COPIES * value.nbytes
         if self._room < 0:
             raise ValueError(

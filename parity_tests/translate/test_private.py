@@ -7,7 +7,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from jax_attn.translate.tracing import private
-from jax_attn.translate.tracing.frames import frames, reference_frames
+from jax_attn.translate.tracing.frames import frames, is_reference, reference_frames
 
 
 class Helped(nn.Module):
@@ -60,3 +60,19 @@ def test_a_value_of_a_tensor_as_a_size_is_seen():
 
     found = torch.export.export(Positive(), (torch.ones(3),), strict=False)
     assert any(map(private.unbacked, found.graph.nodes))
+
+
+def test_modules_whose_source_reads_training_are_seen():
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3))
+    with private.training_readers(is_reference) as readers:
+        net.train(False)
+        assert torch.equal(net[0](torch.ones(3)), torch.ones(3))
+    assert readers == {net[0]}
+    assert not net[0].training
+    assert "training" not in vars(nn.Module)
+
+
+def test_only_torch_itself_is_no_source_of_the_reference():
+    (folder,) = torch.__path__
+    assert not is_reference(f"{folder}/functional.py")
+    assert is_reference(f"{folder}vision/ops/stochastic_depth.py")

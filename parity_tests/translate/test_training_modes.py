@@ -1,5 +1,6 @@
 """What torch's own code does in training mode only: dropout by functions, paths, and branches."""
 
+import copy
 import random
 from dataclasses import replace
 from functools import cache
@@ -71,13 +72,29 @@ def stochastic_depth(x, rate, training):
     return x.div(1 - rate) * noise.floor_()
 
 
-class Paths(nn.Module):
-    def __init__(self, rate=PATH_RATE):
+class StochasticDepth(nn.Module):
+    """As torchvision has it."""
+
+    def __init__(self, rate, mode):
         super().__init__()
-        self.one, self.path = nn.Linear(D, D), DropPath(rate)
+        self.p, self.mode = rate, mode
 
     def forward(self, x):
-        x = x + self.path(self.one(x))
+        if not self.training:
+            return x
+        size = [x.shape[0] if self.mode == "row" else 1] + [1] * (x.ndim - 1)
+        noise = torch.empty(size, dtype=x.dtype, device=x.device).bernoulli_(1 - self.p)
+        return x * noise.div_(1 - self.p)
+
+
+class Paths(nn.Module):
+    def __init__(self, rate=PATH_RATE, mode="row"):
+        super().__init__()
+        self.one, self.path = nn.Linear(D, D), DropPath(rate)
+        self.depth = StochasticDepth(RATE, mode)
+
+    def forward(self, x):
+        x = self.depth(x) + self.path(self.one(x))
         return x + stochastic_depth(x.sin(), PATH_RATE, self.training)
 
 
@@ -90,6 +107,7 @@ class Branch(nn.Module):
 
     def forward(self, x):
         x = self.channels(self.one(x)) * (2.0 if self.training else 3.0)
+        x = x * torch.tensor([2.0, 3.0] if self.training else [0.5, 0.25]).repeat(D // 2)
         return x.tanh() if self.training else x.sin() + 1
 
 
@@ -122,7 +140,7 @@ class Net(nn.Module):
 NETS = {
     "functional": lambda: Functional(),
     "attention": lambda: Attention(),
-    "paths": lambda: Net(Paths(), Paths(0.1), Paths(0.0)),
+    "paths": lambda: Net(Paths(), Paths(0.1, "batch"), Paths(0.0)),
     "branch": lambda: Branch(),
     "noise": lambda: Noise(),
     "all": lambda: Net(Attention(), Paths(), Branch()),
@@ -215,8 +233,11 @@ def test_training_steps_draw_anew_and_keep_the_stream_in_the_state():
         return nnx.value_and_grad(lambda port: (port(x) ** 2).sum())(port)[0]
 
     assert len({float(step(port, x)) for _ in range(3)}) == 3
-    same = [nnx.clone(port)(x) for _ in range(2)]
+    same = [step(nnx.clone(port), x) for _ in range(2)]
     assert np.array_equal(*same)
+    port.eval()
+    net = copy.deepcopy(net).eval()
+    np.testing.assert_allclose(port(x), net(torch.from_numpy(x)).detach(), rtol=1e-5)
 
 
 class LayerDrop(nn.Module):
@@ -285,7 +306,7 @@ def test_what_has_no_translation_leaves_eval_mode_and_is_said(name):
     assert text in left_out.text
     assert not translation.is_trained
     expected = net.eval()(torch.from_numpy(x)).detach()
-    assert np.allclose(loaded(translation, net)(x), expected, atol=1e-5)
+    np.testing.assert_allclose(loaded(translation, net)(x), expected, rtol=1e-5)
 
 
 def exports_of(monkeypatch, net, x):

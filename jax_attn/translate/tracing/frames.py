@@ -3,6 +3,7 @@
 import ast
 import inspect
 import linecache
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterable
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-_TORCH = str(Path(torch.__file__).parent)
+# With a separator, as torchvision is no part of torch.
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 _LAYERS = str(Path(_TORCH, "nn", "modules"))
 _CALLERS = str(Path(_LAYERS, "module.py"))
 _OURS = str(Path(__file__).parents[1])

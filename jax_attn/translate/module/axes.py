@@ -56,8 +56,7 @@ def axis_names(
                 texts.setdefault((argument, axis), set()).add(sizes_of(call).written(size))
     if not calls:
         return {}
-    code = calls[0].forward.__code__
-    own = shape_names(code.co_filename, code.co_firstlineno, code.co_name)
+    own = shape_names(calls[0].forward)
     known = {name for call in calls for name in sizes_of(call).names.values()}
     names: dict[Place, str] = {}
     for place, different in texts.items():

@@ -41,8 +41,7 @@ class SourceSizes:
     def __init__(self, calls: Sequence[ModuleCall]) -> None:
         self.calls = calls
         self.forward = calls[0].forward
-        code = self.forward.__code__
-        own = shape_names(code.co_filename, code.co_firstlineno, code.co_name)
+        own = shape_names(self.forward)
         self.names: dict[str, Place] = {name: place for place, name in own.items()}
         self.known = [self._known(call) for call in calls]
 

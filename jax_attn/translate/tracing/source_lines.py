@@ -199,13 +199,13 @@ def passed_name(frame: Frame, function: Callable[..., Any], parameter: str) -> s
     return None
 
 
-@lru_cache(maxsize=4096)
-def shape_names(file: str, line: int, function: str) -> Mapping[tuple[str, int], str]:
+def shape_names(function: Callable[..., Any]) -> Mapping[tuple[str, int], str]:
     """Return the names that a function gives to sizes of its arguments, by argument and axis.
 
     These are the names in `batch, length, _ = x.shape` and in `length = x.size(1)`.
     """
-    found = _function(file, line, function)
+    code = getattr(function, "__code__", None)
+    found = _function(code.co_filename, code.co_firstlineno, code.co_name) if code else None
     names: dict[tuple[str, int], str] = {}
     stored: dict[str, int] = {}
     for node in ast.walk(found) if found else ():

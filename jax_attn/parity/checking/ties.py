@@ -110,7 +110,7 @@ def _ordered(
     ranks: Callable[..., Ranks], from_end: bool, own: Any, x: Tensor, *args: Any, **named: Any
 ) -> Any:
     """Take equal numbers in the order of their places, in place of torch's order or shares."""
-    if not x.ndim or (args and isinstance(args[0], Tensor)):
+    if not (x.ndim and x.is_floating_point()) or (args and isinstance(args[0], Tensor)):
         return own
     selected = ranks(x, *args, **named)
     flat = selected.flat(x)
@@ -183,8 +183,9 @@ def _running(jaxs: str, larger: Callable[..., Tensor]) -> Tie:
     def count(x: Tensor, dim: int) -> tuple[int, int]:
         if not x.ndim:
             return 0, 0
-        runs = _one_by_one(larger, x.movedim(dim, 0))
-        return int((runs[:-1] == x.movedim(dim, 0)[1:]).sum()), x.numel()
+        of = torch.cummax if larger is torch.maximum else torch.cummin
+        before = of(x, dim).values.movedim(dim, 0)[:-1]
+        return int((before == x.movedim(dim, 0)[1:]).sum()), x.numel()
 
     others = (
         Other(f"jax.lax.{jaxs}", "them by halves, in pairs", partial(result, _in_pairs)),
@@ -280,7 +281,6 @@ def _pool(windows_of: Callable[..., Tensor | None], remedy: str) -> Tie:
 # --- the table ------------------------------------------------------------------------------------
 
 _largest, _smallest = (partial(_extreme, descending=largest) for largest in (True, False))
-_BY_INDEX = "jnp.take_along_axis with {} has torch's"
 _ANY = "torch defines no order of equal numbers here, so inputs without them show the rest alone"
 _SORTED = f"jnp.argsort(x, stable=True) takes them in order; {_ANY} unless it is told stable=True"
 _EITHER = "one of them along an axis, and to all of them without"

@@ -150,8 +150,15 @@ TIES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TIES)
+LIKE_OTHERS = (
+    *("amax, the last", "argmax", "argsort", "kthvalue", "median", "median of all"),
+    *("cummin", "fmax", "adaptive_max_pool"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LIKE_OTHERS else n for n in TIES]
+)
 def test_who_gets_the_gradient_of_equal_numbers_is_a_convention(name):
     reference, other, torchs = TIES[name]
     result = judged(reference, other, TIED)
@@ -188,6 +195,21 @@ def test_an_expert_of_two_with_equal_scores_is_a_convention():
     results = [judged(reference, lambda x, turned=turned: port(x, turned), x) for turned in (0, 1)]
     assert Verdict.FAIL in [result.verdict for result in results]
     assert all("kink" in kinds(r) for r in results if r.verdict is Verdict.FAIL), f"{results}"
+
+
+@pytest.mark.slow
+def test_integers_that_are_sorted_keep_their_order():
+    """Another order of equal numbers is none of their ranks, which are integers."""
+
+    def reference(x):
+        ranks = x.argsort(dim=1).argsort(dim=1).sort(1).values
+        return x.sort(1).values * (1 + ranks)
+
+    def port(x):
+        return ranked(x, 0, turned=True) * (1.0 + jnp.arange(7)[:, None])
+
+    result = judged(reference, port, TIED)
+    assert (result.verdict, kinds(result).count("kink")) == (Verdict.FAIL, 1), str(result)
 
 
 def test_ties_and_kinks_are_named_together():

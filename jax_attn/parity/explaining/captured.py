@@ -28,8 +28,7 @@ from jax_attn.progress import counting
 from jax_attn.transfer import Layout
 
 Captured = Mapping[str, Any]
-"""Taps as plain data: a sequence for each field of a tap, their spreads, and the taps that each
-output is, by name."""
+"""Taps as plain data: a sequence for each field of a tap, their spreads, and the run's outputs."""
 
 
 def captured(taps: Sequence[Tap], spreads: Sequence[np.ndarray], outputs: Arrays) -> Captured:

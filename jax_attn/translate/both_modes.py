@@ -1,7 +1,7 @@
 """A reference traced in eval mode and, where its own code asks for it, in training mode too."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from jax_attn.translate.tracing.refusals import silence
 from jax_attn.translate.tracing.sizes import Dynamic
 from jax_attn.translate.tracing.traced import TracedModule, traced
 from jax_attn.translate.tracing.training import (
+    called_elsewhere,
     leave_to_layers,
     name_dropouts,
     share_dropouts,
@@ -54,7 +55,7 @@ def in_both_modes(
       TranslationError: it cannot be traced in eval mode.
     """
     export = exported(reference, inputs, dynamic)
-    layers = _layers(reference)
+    layers = _layers(reference, called_elsewhere(export.program))
     if not export.readers - layers.keys() or _alike(reference, inputs):
         return BothModes(traced(export, reference))
     try:
@@ -75,15 +76,19 @@ def _alike(reference: nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) ->
         return alike(reference, lambda: functional_call(reference, buffers, args, kwargs))
 
 
-def _layers(reference: nn.Module) -> dict[nn.Module, str]:
-    """Return the modules that are layers of the file, which `train()` reaches, with their paths."""
+def _layers(reference: nn.Module, elsewhere: Container[str]) -> dict[nn.Module, str]:
+    """Return the modules that are layers of the file, which `train()` reaches, with their paths.
+
+    elsewhere: the modules that are written where they are called, as those of several names are.
+    """
     named = list(reference.named_modules(remove_duplicate=False))
-    # A module of several names is written where it is called, without a layer.
     names = Counter(module for _, module in named)
     return {
         module: path
         for path, module in named
-        if names[module] == 1 and (leaf(module) is not None or type(module) is nn.Dropout)
+        if names[module] == 1
+        and path not in elsewhere
+        and (leaf(module) is not None or type(module) is nn.Dropout)
     }
 
 

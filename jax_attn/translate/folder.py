@@ -28,8 +28,9 @@ _README = """\
 # {name}
 
 `model.py` was written by `jax-attn translate`. It computes in JAX what the torch module
-`{reference}` computes, and imports jax and flax alone. It is yours to change. It is made in eval
-mode; {training}
+`{reference}` computes, and imports jax and flax alone. It is yours to change.
+
+{training}
 
 ```python
 import jax.numpy as jnp
@@ -48,12 +49,12 @@ outputs = module({call})
 """
 
 _TRAINING = """\
-`module.train()` turns on what torch does in training mode, such as dropout, and
-`module.eval()` turns it off."""
+The module is made in eval mode. `module.train()` turns on what torch's module does in training
+mode only, such as dropout, and `module.eval()` turns it off."""
 
 _UNTRAINED = """\
-**training mode is not translated.** `module.train()` turns on dropout and the batch
-statistics of `nn.BatchNorm`, but the rest of what torch does in training mode only is missing:
+Only eval mode is translated. `module.train()` turns on dropout layers and the batch statistics of
+`nn.BatchNorm`; whatever else torch's module does in training mode only is missing:
 
 {reasons}"""
 

@@ -89,6 +89,25 @@ class Noisy(Net):
 
 def noisy():
     return Noisy(), {"x": X}
+
+
+class Dropping(Net):
+    def forward(self, x):
+        return super().forward(torch.nn.functional.dropout(x, 0.3, self.training))
+
+
+def dropping():
+    return Dropping(), {"x": X}
+
+
+class Skipping(Net):
+    def forward(self, x):
+        skipped = self.training and torch.rand([]) < 0.3
+        return {"x": x} if skipped else super().forward(x)
+
+
+def skipping():
+    return Skipping(), {"x": X}
 """
 FILES = ["README.md", "model.py", "report.md", "weights.safetensors"]
 
@@ -203,6 +222,23 @@ def test_a_partial_translation_is_written_without_a_verdict(tmp_path):
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "torch.rand_like(x)" in readme
     assert "PASS" not in readme
+
+
+@pytest.mark.slow
+def test_training_mode_is_compared_or_its_absence_is_said(tmp_path):
+    done = run("mine.py:dropping", str(tmp_path / "dropping"), "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert [*problems(document, "check")] == []
+    assert {"jit, training x", "jit, training grad input x"} <= document["tensors"].keys()
+    done = run("mine.py:skipping", str(tmp_path / "skipping"), "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert "training-left-out" in {each["kind"] for each in document["findings"]}
+    assert not [name for name in document["tensors"] if "training" in name]
+    line = 'return {"x": x} if skipped else super().forward(x)'
+    readmes = [(tmp_path / name / "README.md").read_text() for name in ("dropping", "skipping")]
+    assert [line in readme for readme in readmes] == [False, True]
 
 
 @pytest.mark.slow

@@ -381,10 +381,36 @@ class Shared(nn.Module):
         return self.second(self.first(x))
 
 
+class Lender(nn.Module):
+    """A module that only holds a dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(RATE)
+
+
+class Borrower(nn.Module):
+    def forward(self, x, drop):
+        return drop(x)
+
+
+class Borrowing(nn.Module):
+    """A dropout that another module calls than the one that contains it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.lender, self.borrower = nn.Linear(D, D), Lender(), Borrower()
+
+    def forward(self, x):
+        return self.borrower(self.one(x), self.lender.drop)
+
+
 @pytest.mark.slow
-def test_a_dropout_of_two_names_drops_in_both_places():
-    net, x = Shared(), np.ones((B, T, D), np.float32)
+@pytest.mark.parametrize("kind", [Shared, Borrowing])
+def test_a_dropout_of_another_module_drops_too(kind):
+    net, x = kind(), np.ones((B, T, D), np.float32)
     translation = translate(net, (x,))
+    assert translation.is_trained
     port = loaded(translation, net)
     port.train()
     kept = np.asarray(port(x)) != 0

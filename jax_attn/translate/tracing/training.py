@@ -8,8 +8,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from jax_attn.translate.tracing.calls import ModuleCall, steps
-from jax_attn.translate.tracing.marks import LIBRARY
+from jax_attn.translate.tracing.calls import ModuleCall, is_below, steps
+from jax_attn.translate.tracing.marks import LIBRARY, MARK
 
 LIBRARY.define("dropout(Tensor input, float p) -> Tensor")
 DROPOUT = torch.ops.jax_attn.dropout.default
@@ -66,6 +66,16 @@ def leave_to_layers(program: ExportedProgram, buffers: Container[str]) -> None:
     specs[:] = [spec for spec, _ in kept]
     output.args = (tuple(value for _, value in kept),)
     program.graph.eliminate_dead_code()
+
+
+def called_elsewhere(program: ExportedProgram) -> set[str]:
+    """Return the paths of modules that a module calls which does not contain them."""
+    found: set[str] = set()
+    for node in program.graph.nodes:
+        paths = [value[0] for value in node.meta.get("nn_module_stack", {}).values()][-2:]
+        if node.target is MARK and len(paths) == 2 and not is_below(paths[1], paths[0]):
+            found.add(paths[1])
+    return found
 
 
 def working(call: ModuleCall) -> Iterator[str]:

@@ -63,7 +63,9 @@ TESTS = (
 def test_every_folder_of_tests_is_reached_by_some_change():
     paths = [path.relative_to(ROOT).as_posix() for path in (ROOT / "jax_attn").rglob("*.py")]
     rooms = rooms_to_test(paths)
-    tests = [path.relative_to(ROOT).as_posix() for path in (ROOT / "parity_tests").rglob("test_*")]
+    tests = [
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "parity_tests").rglob("test_*.py")
+    ]
     missed = {path for path in tests if not calls_for(rooms, path)}
     assert all(path.startswith("parity_tests/torch_ref/") for path in missed)
 

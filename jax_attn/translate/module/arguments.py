@@ -9,7 +9,7 @@ from torch import nn
 from jax_attn.translate.module.constants import constants, replaced
 from jax_attn.translate.module.constructors import parameter_names
 from jax_attn.translate.module.merging import MergedLine, stored
-from jax_attn.translate.module.sizes import Sizes, derived
+from jax_attn.translate.module.sizes import MethodSizes, derived
 from jax_attn.translate.rules.expression import Written, literal, parsed
 
 # Numbers that say what they mean.
@@ -31,7 +31,7 @@ class Arguments:
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], paths: Sequence[str], sizes: Sizes
+        self, modules: Mapping[str, nn.Module], paths: Sequence[str], sizes: MethodSizes
     ) -> None:
         self.modules = modules
         self.paths = paths

@@ -36,7 +36,7 @@ from jax_attn.translate.module.merging import (
 )
 from jax_attn.translate.module.method import method
 from jax_attn.translate.module.places import FilePlaces
-from jax_attn.translate.module.sizes import Sizes
+from jax_attn.translate.module.sizes import MethodSizes
 from jax_attn.translate.module.written_parts import joined, statements
 from jax_attn.translate.rules.expression import parsed
 from jax_attn.translate.tracing.problems import Unsupported
@@ -232,7 +232,7 @@ class _Writing:
         modules = {path: places.modules[path] for path in self.paths}
         calls = {index: use.call for index, use in enumerate(uses) if use.call is not None}
         names = places.axis_names(next(iter(calls.values()))) if calls else {}
-        self.sizes = Sizes(calls, names)
+        self.sizes = MethodSizes(calls, names)
         self.arguments = Arguments(modules, [use.path for use in uses], self.sizes)
         self.signature = self._signature(places)
         self.conditions = Conditions(uses, "self.")

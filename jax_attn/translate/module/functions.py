@@ -21,7 +21,7 @@ from jax_attn.translate.tracing.problems import Unsupported
 
 
 @dataclass(frozen=True)
-class Function:
+class FileFunction:
     """A function of the file: its name, what it takes, and its statements."""
 
     name: str
@@ -40,7 +40,7 @@ class Functions:
     """
 
     def __init__(self, roots: Sequence[ModuleCall]) -> None:
-        self.of_call: dict[int, Function] = {}
+        self.of_call: dict[int, FileFunction] = {}
         self.calls: dict[Callable[..., Any], list[ModuleCall]] = {}
         self.owners: dict[int, ModuleCall] = {}
         for root in roots:
@@ -64,7 +64,7 @@ class Functions:
         return len(kinds) > 1 or len({*map(id, owners)}) < len(owners)
 
     @property
-    def written(self) -> list[Function]:
+    def written(self) -> list[FileFunction]:
         """Return the functions of the file, inner functions first."""
         return list({id(each): each for each in self.of_call.values()}.values())
 
@@ -198,7 +198,7 @@ class _Sourced:
         return used
 
 
-def _merged(bodies: Sequence[_Sourced], calls: Sequence[ModuleCall]) -> Function | None:
+def _merged(bodies: Sequence[_Sourced], calls: Sequence[ModuleCall]) -> FileFunction | None:
     """Write one function for calls whose bodies differ in numbers.
 
     Returns None if a number differs that is neither a parameter of torch's function nor the size
@@ -225,7 +225,7 @@ def _merged(bodies: Sequence[_Sourced], calls: Sequence[ModuleCall]) -> Function
     if numbers.keys() & assigned:
         return None
     parameters = ordered([*calls[0].given, *numbers], calls[0].forward)
-    return Function(calls[0].forward.__name__, tuple(parameters), body)
+    return FileFunction(calls[0].forward.__name__, tuple(parameters), body)
 
 
 def _shapes(statement: ast.stmt) -> list[list[ast.expr]]:

@@ -17,7 +17,7 @@ Values = Mapping[int, Any]
 """The value of a constant in each use of a class."""
 
 
-class Sizes:
+class MethodSizes:
     """The sizes of a method that its arguments tell.
 
     Attributes:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from jax_attn.translate.module.classes import Class
-from jax_attn.translate.module.functions import Function
+from jax_attn.translate.module.functions import FileFunction
 from jax_attn.translate.rules.written import FUNCTIONS
 
 _IMPORTS = {
@@ -87,7 +87,7 @@ def formatted(text: str) -> str:
     return done.stdout
 
 
-def _own_functions(functions: Sequence[Function], text: str) -> list[str]:
+def _own_functions(functions: Sequence[FileFunction], text: str) -> list[str]:
     """Write the functions that a text calls, and those that they call before them."""
     kept: list[str] = []
     for one in functions[::-1]:
@@ -99,7 +99,7 @@ def _own_functions(functions: Sequence[Function], text: str) -> list[str]:
     return kept
 
 
-def file_text(classes: Sequence[Class], functions: Sequence[Function], title: str) -> str:
+def file_text(classes: Sequence[Class], functions: Sequence[FileFunction], title: str) -> str:
     """Write the file."""
     texts = [class_text(one) for one in classes]
     texts = [*_own_functions(functions, "\n".join(texts)), *texts]

@@ -90,13 +90,15 @@ def _vmap(forward: Forward, args: Arguments, cotangents: Tree) -> OutputsAndGrad
     def lanes(tree: Tree) -> Tree:
         return jax.tree.map(two, tree)
 
-    def one(floats: Tree, others: Tree, cotangents: Tree) -> OutputsAndGradients:
-        return forward_and_gradients(forward, params, floats, others, cotangents)
+    # The parameters are no constants of the program, which XLA would fold.
+    def lane(*args: Any) -> OutputsAndGradients:
+        return forward_and_gradients(forward, *args)
 
     def second(a: jax.Array) -> Any:  # sliced by NumPy where it can be: it compiles nothing
         return (a if isinstance(a.sharding, NamedSharding) else np.asarray(a))[1]
 
-    mapped = call_compiled(jax.jit(jax.vmap(one)), *map(lanes, (*inputs, cotangents)))
+    step = jax.jit(jax.vmap(lane, in_axes=(None, 0, 0, 0)))
+    mapped = call_compiled(step, params, *map(lanes, (*inputs, cotangents)))
     return jax.tree.map(second, mapped)
 
 

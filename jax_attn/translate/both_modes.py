@@ -9,12 +9,12 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map_only
 
-from jax_attn.translate.module.leaves import leaf
-from jax_attn.translate.tracing.alike import alike
-from jax_attn.translate.tracing.exported import Exported, exported, unchanged
+from jax_attn.translate.module.methods.leaves import leaf
+from jax_attn.translate.tracing.export.alike import alike
+from jax_attn.translate.tracing.export.exported import Exported, exported, unchanged
+from jax_attn.translate.tracing.export.refusals import silence
+from jax_attn.translate.tracing.export.sizes import Dynamic
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
-from jax_attn.translate.tracing.refusals import silence
-from jax_attn.translate.tracing.sizes import Dynamic
 from jax_attn.translate.tracing.traced import TracedModule, traced
 from jax_attn.translate.tracing.training import (
     called_elsewhere,

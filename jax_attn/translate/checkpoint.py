@@ -13,8 +13,8 @@ from jax_attn.parity.checking.suggestion.suggest_inputs import suggest_inputs
 from jax_attn.transfer import Problem, TransferError
 from jax_attn.translate.pretrained import MAKE_IT, pretrained
 from jax_attn.translate.rules.table import RULES
+from jax_attn.translate.tracing.export.sizes import Dynamic
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
-from jax_attn.translate.tracing.sizes import Dynamic
 from jax_attn.translate.translation import Translation, translate
 
 Inputs = Mapping[str, Any] | tuple[Any, ...]

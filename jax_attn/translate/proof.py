@@ -19,7 +19,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.translate.other_sizes import as_named, other_inputs
 from jax_attn.translate.outputs import called
 from jax_attn.translate.same_draws import called_with_draws, jax_with_draws
-from jax_attn.translate.tracing.exported import Dynamic
+from jax_attn.translate.tracing.export.exported import Dynamic
 from jax_attn.translate.translation import Translation
 
 Inputs = Mapping[str, Any] | tuple[Any, ...]

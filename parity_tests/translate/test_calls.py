@@ -10,9 +10,9 @@ from torch import nn
 from torch.fx import Node
 
 from jax_attn.translate.tracing.calls import ModuleCall
-from jax_attn.translate.tracing.exported import exported
-from jax_attn.translate.tracing.frames import frames
+from jax_attn.translate.tracing.export.exported import exported
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
+from jax_attn.translate.tracing.source.frames import frames
 from jax_attn.translate.tracing.traced import traced
 from jax_attn.translate.tracing.unsupported import unsupported
 

@@ -5,7 +5,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from jax_attn.translate.tracing.exported import exported
+from jax_attn.translate.tracing.export.exported import exported
 from jax_attn.translate.tracing.problems import TranslationError
 
 X = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jax_attn.translate.module.merging import (
+from jax_attn.translate.module.merging.merger import (
     Branch,
     Condition,
     InseparableError,

@@ -7,7 +7,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from jax_attn.translate.tracing import private
-from jax_attn.translate.tracing.frames import frames, is_reference, reference_frames
+from jax_attn.translate.tracing.source.frames import frames, is_reference, reference_frames
 
 
 class Helped(nn.Module):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from jax_attn.translate import translate
-from jax_attn.translate.module.merging import Condition
-from jax_attn.translate.module.narrowing import shared_end
-from jax_attn.translate.module.swaps import without_swaps
+from jax_attn.translate.module.merging.merger import Condition
+from jax_attn.translate.module.merging.written_parts import shared_end
+from jax_attn.translate.module.methods.tidy import without_swaps
 from jax_attn.translate.outputs import called
 from jax_attn.translate.proof import loaded
 

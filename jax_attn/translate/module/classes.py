@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from jax_attn.translate.module.arguments import Arguments
-from jax_attn.translate.module.constants import apart
-from jax_attn.translate.module.constructors import alike, constructed
-from jax_attn.translate.module.differences import (
+from jax_attn.translate.module.merging.arguments import Arguments
+from jax_attn.translate.module.merging.constants import apart
+from jax_attn.translate.module.merging.constructors import alike, constructed
+from jax_attn.translate.module.merging.differences import (
     MODE,
     Conditions,
     Flag,
@@ -24,8 +24,7 @@ from jax_attn.translate.module.differences import (
     member_conditions,
     mode_conditions,
 )
-from jax_attn.translate.module.members import Members
-from jax_attn.translate.module.merging import (
+from jax_attn.translate.module.merging.merger import (
     Condition,
     InseparableError,
     MergedLine,
@@ -34,10 +33,11 @@ from jax_attn.translate.module.merging import (
     conditions,
     size,
 )
-from jax_attn.translate.module.method import method
-from jax_attn.translate.module.places import FilePlaces
-from jax_attn.translate.module.sizes import MethodSizes
-from jax_attn.translate.module.written_parts import joined, statements
+from jax_attn.translate.module.merging.sizes import MethodSizes
+from jax_attn.translate.module.merging.written_parts import joined, statements
+from jax_attn.translate.module.methods.method import method
+from jax_attn.translate.module.places.file_places import FilePlaces
+from jax_attn.translate.module.places.members import Members
 from jax_attn.translate.rules.expression import parsed
 from jax_attn.translate.tracing.problems import Unsupported
 

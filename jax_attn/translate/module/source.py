@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 
 from jax_attn.translate.module.classes import Class
-from jax_attn.translate.module.functions import FileFunction
+from jax_attn.translate.module.places.functions import FileFunction
 from jax_attn.translate.rules.written import FUNCTIONS
 
 _IMPORTS = {

@@ -38,6 +38,25 @@ def parsed(text: str) -> Written:
     return ast.parse(text.strip(), mode="eval").body
 
 
+def name_of(text: str) -> Written:
+    """Write a variable that is read."""
+    return ast.Name(text, ast.Load())
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Return the names that a piece of source reads or assigns."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def stored(statement: ast.AST) -> set[str]:
+    """Return the names that a statement assigns."""
+    return {
+        node.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
 def literal(value: Any) -> Written:
     """Write a constant of a graph: a number, a string, None, a dtype, or a sequence of these."""
     if isinstance(value, torch.dtype):

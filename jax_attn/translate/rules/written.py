@@ -11,26 +11,17 @@ from jax_attn.translate.rules.functions import (
     fourier,
     indexing,
     losses,
-    missing,
     pools,
     recurrent,
     resizing,
     state,
 )
 
+_FILES = (arithmetic, fourier, indexing, losses, pools, recurrent, resizing, state)
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: function
-    for module in (
-        arithmetic,
-        fourier,
-        indexing,
-        losses,
-        missing,
-        pools,
-        recurrent,
-        resizing,
-        state,
-    )
-    for name, function in vars(module).items()
-    if callable(function) and getattr(function, "__module__", None) == module.__name__
+    for file in _FILES
+    for name, function in vars(file).items()
+    if callable(function) and getattr(function, "__module__", None) == file.__name__
 }

@@ -9,10 +9,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from jax_attn.translate.tracing.exported import Exported
-from jax_attn.translate.tracing.frames import Frame, forward_frame, frames
-from jax_attn.translate.tracing.marks import MARK, named_leaves, read, with_leaves
-from jax_attn.translate.tracing.source_lines import unpacked
+from jax_attn.translate.tracing.export.exported import Exported
+from jax_attn.translate.tracing.export.marks import MARK, named_leaves, read, with_leaves
+from jax_attn.translate.tracing.source.frames import Frame, forward_frame, frames
+from jax_attn.translate.tracing.source.source_lines import unpacked
 from jax_attn.translate.tracing.values import does_nothing, is_size, keep, operands, resolved
 
 

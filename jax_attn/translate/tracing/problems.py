@@ -4,6 +4,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch.fx import Node
+
+from jax_attn.translate.tracing.source.frames import innermost
+
 _INSTALLED = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
 
 
@@ -36,6 +40,12 @@ class Unsupported:
     def __str__(self) -> str:
         place = f"\n    {self.source}:{self.line}: {self.text}" if self.file else ""
         return f"{self.operator}: {self.reason}{place}"
+
+
+def problem_at(node: Node, kind: str, name: str, reason: str) -> Unsupported:
+    """Return a problem with the source line of an operator."""
+    frame = innermost(node)
+    return Unsupported(kind, name, reason, frame.file, frame.line, frame.text if frame.file else "")
 
 
 class TranslationError(ValueError):

@@ -19,9 +19,9 @@ from jax_attn.translate.tracing.calls import (
     leaves_of,
     nodes_of,
 )
-from jax_attn.translate.tracing.exported import Exported
+from jax_attn.translate.tracing.export.exported import Exported
+from jax_attn.translate.tracing.export.sizes import NamedSizes
 from jax_attn.translate.tracing.problems import TranslationError, Unsupported
-from jax_attn.translate.tracing.sizes import NamedSizes
 from jax_attn.translate.tracing.values import is_size, operands, tensors_of
 
 

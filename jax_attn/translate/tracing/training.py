@@ -9,7 +9,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from jax_attn.translate.tracing.calls import ModuleCall, is_below, steps
-from jax_attn.translate.tracing.marks import LIBRARY, MARK
+from jax_attn.translate.tracing.export.marks import LIBRARY, MARK
 
 LIBRARY.define("dropout(Tensor input, float p) -> Tensor")
 DROPOUT = torch.ops.jax_attn.dropout.default

@@ -9,8 +9,7 @@ from torch.fx import Node
 from jax_attn.translate.rules.rule import bound
 from jax_attn.translate.rules.table import RULES
 from jax_attn.translate.tracing.private import is_unbacked, unbacked
-from jax_attn.translate.tracing.problems import Unsupported
-from jax_attn.translate.tracing.regions import problem_at
+from jax_attn.translate.tracing.problems import Unsupported, problem_at
 from jax_attn.translate.tracing.traced import TracedModule
 from jax_attn.translate.tracing.values import does_nothing, is_size
 

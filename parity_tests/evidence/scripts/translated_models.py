@@ -39,7 +39,7 @@ from measuring import keep
 from jax_attn.translate import Translation, TranslationError, both_modes, prove, translate
 from jax_attn.translate.outputs import called
 from jax_attn.translate.proof import loaded
-from jax_attn.translate.tracing.exported import Exported
+from jax_attn.translate.tracing.export.exported import Exported
 
 GIB = 2**30
 LIMIT_GIB = 12

@@ -1,9 +1,17 @@
-"""What a module holds beside its parameters, as a translated file may contain it."""
+"""Hold what a module has beside its parameters, and what a partial translation calls."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+
+
+def not_translated(operator: str, place: str, /, **arguments: object) -> Array:
+    """Raise NotImplementedError; write what this operator of torch computes in place of the call.
+
+    place: its line in torch's source. arguments: those of the operator, by torch's names.
+    """
+    raise NotImplementedError(f"{operator} has no translation, {place}")
 
 
 class Buffer(nnx.Variable[Array]):

@@ -1,0 +1,81 @@
+"""Write arrays of numbers in the source, and keep the large ones as attributes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from jax_attn.translate.rules.expression import DTYPES
+from jax_attn.translate.tracing.traced import TracedModule
+
+
+def regular(value: torch.Tensor) -> str | None:
+    """Write an array that is one number throughout, or that counts; None if it is neither."""
+    dtype, shape = f"jnp.{DTYPES[value.dtype]}", tuple(value.shape)
+    flat = value.detach().reshape(-1)
+    if flat.numel() > 1 and bool((flat == flat[0]).all()):
+        return f"jnp.full({shape}, {flat[0].item()!r}, {dtype})"
+    if flat.numel() > 1 and torch.equal(flat, torch.arange(flat.numel()).to(flat.dtype)):
+        count = f"jnp.arange({flat.numel()}, dtype={dtype})"
+        return count if len(shape) == 1 else f"{count}.reshape({shape})"
+    return None
+
+
+def array_text(value: torch.Tensor) -> str:
+    """Write an array, number by number unless it is regular."""
+    if (text := regular(value)) is not None:
+        return text
+    held = value.detach()
+    numbers = held.float().numpy() if held.is_floating_point() else held.numpy()
+    return f"jnp.array({_shortest(numbers)}, jnp.{DTYPES[value.dtype]})"
+
+
+def _shortest(numbers: np.ndarray) -> str:
+    """Write numbers with as few digits as give the same bits again."""
+    if numbers.ndim:
+        return "[" + ", ".join(map(_shortest, numbers)) + "]"
+    if not np.isfinite(numbers):
+        return str(numbers).replace("inf", "jnp.inf").replace("nan", "jnp.nan")
+    return str(numbers)
+
+
+# Larger arrays are saved with the weights.
+LARGEST_LITERAL = 128
+
+
+class KeptConstants:
+    """The constants of the traces of one reference; those of equal values are one.
+
+    Attributes:
+      values: the constants by name.
+      attributes: the attributes that hold large ones, by the module and the constant.
+    """
+
+    def __init__(self, traces: Sequence[TracedModule]) -> None:
+        self.values: dict[str, torch.Tensor] = {}
+        self.attributes: dict[str, dict[str, str]] = {}
+        self._first = {
+            name: self._kept(name, value) for one in traces for name, value in one.constants.items()
+        }
+
+    def _kept(self, name: str, value: torch.Tensor) -> str:
+        """Return the first name of a constant, and keep the constant if it is new."""
+        for known, other in self.values.items():
+            if value.dtype == other.dtype and torch.equal(value, other):
+                return known
+        self.values[name] = value
+        return name
+
+    def value(self, name: str) -> torch.Tensor | None:
+        """Return a constant, or None for the name of another tensor."""
+        return self.values.get(self._first.get(name, name))
+
+    def attribute(self, owner: str, name: str) -> str:
+        """Return the attribute of a module that holds a large constant."""
+        held = self.attributes.setdefault(owner, {})
+        return held.setdefault(self._first[name], "constant" + "_" * len(held))
+
+
+def is_large(value: torch.Tensor) -> bool:
+    """Return whether a constant is too long to be written where it is read."""
+    return value.numel() > LARGEST_LITERAL and regular(value) is None

@@ -1,0 +1,106 @@
+"""What `__init__` makes: parameters, buffers and the modules below."""
+
+import ast
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from jax_attn.translate.module.methods.leaves import dropout, leaf
+from jax_attn.translate.module.places.arrays import array_text
+from jax_attn.translate.module.places.file_places import CONTAINERS, FilePlaces
+from jax_attn.translate.rules.expression import DTYPES
+
+
+class Members:
+    """Write the statements of `__init__`.
+
+    Args:
+      places: where modules are.
+      made_class: the constructor's call of a module that is a class of the file, by its path.
+    """
+
+    def __init__(self, places: FilePlaces, made_class: Callable[[str], str]) -> None:
+        self.places = places
+        self.made_class = made_class
+
+    def init(self, path: str) -> dict[str, ast.stmt]:
+        """Return the statement that makes each attribute, by its name."""
+        module = self.places.modules[path]
+        made: dict[str, ast.stmt] = {}
+        for name, parameter in module.named_parameters(recurse=False):
+            if self._is_read(path, name):
+                made[name] = self._assign(name, f"nnx.Param({_start(parameter)})")
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            if self._is_read(path, name):
+                text = self._buffer(f"{path}.{name}".lstrip("."), buffer)
+                made[name] = self._assign(name, text)
+        for constant, name in self.places.constants.attributes.get(path, {}).items():
+            made[name] = self._assign(name, _buffer(self.places.constants.values[constant]))
+        for name, rate in self.places.dropouts.get(path, {}).items():
+            made[name] = self._assign(name, f"{dropout(rate)[:-1]}, rngs=rngs)")
+        if isinstance(module, CONTAINERS):
+            return {**made, "layers": self._assign("layers", self._members(path, module))}
+        for name, child in module.named_children():
+            below = f"{path}.{name}".lstrip(".")
+            if self.places.is_present(below):
+                made[name] = self._assign(name, self._made(below, child))
+        return made
+
+    def _is_read(self, path: str, tensor: str) -> bool:
+        return f"{path}.{tensor}".lstrip(".") in self.places.tensors
+
+    def _assign(self, name: str, text: str) -> ast.stmt:
+        return ast.parse(f"self.{name} = {text}").body[0]
+
+    def _buffer(self, path: str, value: torch.Tensor) -> str:
+        if self.places.is_table(path) or self.places.is_carried(path):
+            return _buffer(value)
+        return f"Buffer({array_text(value)})"
+
+    def _made(self, path: str, module: nn.Module) -> str:
+        """Write the constructor of a module of the reference."""
+        if isinstance(module, CONTAINERS):
+            return self._members(path, module)
+        if path in self.places.calls or leaf(module) is None:
+            return self.made_class(path)
+        found = leaf(module)
+        assert found is not None
+        text = found.made(module)
+        assert text is not None
+        return text[:-1] + ", rngs=rngs)"
+
+    def _members(self, path: str, module: nn.Module) -> str:
+        """Write the list, or the dict, of what a container holds."""
+        names = self.places.members(path)
+        texts = [self._member(f"{path}.{name}".lstrip("."), module, name) for name in names]
+        if isinstance(module, (nn.ModuleDict, nn.ParameterDict)):
+            named = zip(names, texts, strict=True)
+            return "nnx.Dict({" + ", ".join(f"{name!r}: {text}" for name, text in named) + "})"
+        if len(texts) > 1 and len(set(texts)) == 1:
+            return f"nnx.List([{texts[0]} for _ in range({len(texts)})])"
+        return f"nnx.List([{', '.join(texts)}])"
+
+    def _member(self, path: str, module: nn.Module, name: str) -> str:
+        parameter = module._parameters.get(name)
+        if parameter is not None:
+            return f"nnx.Param({_start(parameter)})"
+        child = module._modules[name]
+        assert child is not None
+        return self._made(path, child)
+
+
+def _buffer(value: torch.Tensor) -> str:
+    """Write a buffer whose numbers are loaded with the weights."""
+    return f"Buffer(jnp.zeros({tuple(value.shape)}, jnp.{DTYPES[value.dtype]}))"
+
+
+def _start(value: torch.Tensor) -> str:
+    """Write what a parameter is before weights are loaded: torch's constant, or drawn."""
+    shape = tuple(value.shape)
+    flat = value.detach().reshape(-1)
+    if flat.numel() and bool((flat == flat[0]).all()) and float(flat[0]) in (0.0, 1.0):
+        return f"jnp.{'ones' if flat[0] == 1 else 'zeros'}({shape})"
+    deviation = float(f"{float(flat.float().std()) if flat.numel() > 1 else 1.0:.1g}")
+    return f"{deviation} * jax.random.normal(rngs.params(), {shape})"

@@ -38,7 +38,7 @@ from jax_attn.translate.module.merging.written_parts import joined, statements
 from jax_attn.translate.module.methods.method import method
 from jax_attn.translate.module.places.file_places import FilePlaces
 from jax_attn.translate.module.places.members import Members
-from jax_attn.translate.rules.expression import parsed
+from jax_attn.translate.rules.expression import name_of, parsed
 from jax_attn.translate.tracing.problems import Unsupported
 
 # Longer methods are two classes where less than half of the shortest is shared.
@@ -267,7 +267,7 @@ class _Writing:
     def written(self, name: str) -> Class:
         parts = self.merger.merged()
         for added in self._needed(parts, self.conditions):
-            self.arguments.attributes[added] = ast.Name(added, ast.Load())
+            self.arguments.attributes[added] = name_of(added)
         # Flags are named by the conditions, so they take their names before constants do.
         init_parts = joined(self._init())
         body = self.sizes.reads(statements(parts, self.arguments.body))

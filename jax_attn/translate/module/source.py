@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from jax_attn.translate.module.classes import Class
 from jax_attn.translate.module.places.functions import FileFunction
+from jax_attn.translate.rules.expression import names_in
 from jax_attn.translate.rules.written import FUNCTIONS
 
 _IMPORTS = {
@@ -62,10 +63,7 @@ def _functions(text: str) -> list[str]:
     found: dict[str, str] = {}
     waiting = [text]
     while waiting:
-        names = {
-            node.id for node in ast.walk(ast.parse(waiting.pop())) if isinstance(node, ast.Name)
-        }
-        for name in sorted(names):
+        for name in sorted(names_in(ast.parse(waiting.pop()))):
             if name in FUNCTIONS and name not in found:
                 found[name] = inspect.getsource(FUNCTIONS[name])
                 waiting.append(found[name])
@@ -91,8 +89,7 @@ def _own_functions(functions: Sequence[FileFunction], text: str) -> list[str]:
     """Write the functions that a text calls, and those that they call before them."""
     kept: list[str] = []
     for one in functions[::-1]:
-        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-        if one.name in names:
+        if one.name in names_in(ast.parse(text)):
             head = f"def {one.name}({', '.join(one.parameters)}):"
             kept.insert(0, f"{head}\n{_indented(_unparsed(one.body), 1)}")
             text += "\n" + kept[0]
@@ -105,7 +102,7 @@ def file_text(classes: Sequence[Class], functions: Sequence[FileFunction], title
     texts = [*_own_functions(functions, "\n".join(texts)), *texts]
     body = "\n\n\n".join(texts)
     everything = "\n\n\n".join([*_functions(body), body])
-    names = {node.id for node in ast.walk(ast.parse(everything)) if isinstance(node, ast.Name)}
+    names = names_in(ast.parse(everything))
     imports = [line for name, line in _IMPORTS.items() if name in names]
     parts = [f'"""{title}"""\n', "\n".join(imports) + "\n"]
     return formatted("\n\n".join([*parts, everything]) + "\n")

@@ -37,6 +37,12 @@ def known(values: Sequence[Any], what: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def expect_axes(what: str, *tensors: Array) -> None:
+    """Refuse tensors without axes."""
+    if any(each.rank == 0 for each in tensors):
+        raise NotImplementedError(f"{what} of a tensor without axes")
+
+
 def trailing(name: str, count: int) -> str:
     """Write a vector of channels so that it broadcasts over `count` axes after them."""
     return f"{name}[{', '.join([':'] + ['None'] * count)}]" if count else name

@@ -269,9 +269,7 @@ def connect(
         names[node] = name
     ordered = [node for _, node in nodes_of(call.arguments) if node in set(given)]
     call.given = {names.get(node, node.name): node for node in dict.fromkeys([*ordered, *given])}
-    call.returned = with_leaves(
-        call.returned, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf
-    )
+    call.returned = with_leaves(call.returned, _living)
     places = {node: place for place, node in reversed(list(enumerate(leaves_of(call.returned))))}
     call.results = sorted(
         (node for node in call.nodes() if node in used_outside),
@@ -309,8 +307,9 @@ def _rename(call: ModuleCall) -> None:
             }
 
 
-def _lives(node: Node) -> bool:
-    return not node._erased
+def _living(leaf: Any) -> Any:
+    """Return a leaf of a tree, or None in place of a value that nobody reads."""
+    return None if isinstance(leaf, Node) and leaf._erased else leaf
 
 
 def drop_erased(call: ModuleCall) -> None:
@@ -321,8 +320,6 @@ def drop_erased(call: ModuleCall) -> None:
     call.steps = [
         step
         for step in call.steps
-        if (next(step.nodes(), None) is not None if isinstance(step, ModuleCall) else _lives(step))
+        if (next(step.nodes(), None) if isinstance(step, ModuleCall) else _living(step)) is not None
     ]
-    call.arguments = with_leaves(
-        call.arguments, lambda leaf: None if isinstance(leaf, Node) and not _lives(leaf) else leaf
-    )
+    call.arguments = with_leaves(call.arguments, _living)

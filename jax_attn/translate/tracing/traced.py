@@ -33,26 +33,21 @@ class TracedModule:
       root: the call of the reference.
       state: every parameter, buffer and constant of the graph: its node and its first name.
       constants: those of `state` that are neither parameters nor buffers of the reference.
-      ties: parameters and buffers that are one tensor with another: the name of each and the first
-        name of the tensor.
       returned: what the reference returned, a tree whose leaves are nodes or constants.
       program: the graph.
       sizes: the sizes that vary.
       problems: what torch.export let pass and cannot be translated.
       is_training: whether the reference was in training mode.
-      export_seconds: how long torch took to export.
     """
 
     root: ModuleCall
     state: Mapping[Node, str]
     constants: Mapping[str, torch.Tensor]
-    ties: Mapping[str, str]
     returned: Any
     program: ExportedProgram
     sizes: NamedSizes
     problems: tuple[Unsupported, ...]
     is_training: bool
-    export_seconds: float
 
 
 def traced(
@@ -83,13 +78,11 @@ def traced(
         root,
         {node: names[0] for node, names in state.items()},
         constants,
-        {name: names[0] for names in _named_tensors(reference).values() for name in names[1:]},
         root.returned,
         program,
         sizes,
         export.problems,
         export.is_training,
-        export.seconds,
     )
 
 

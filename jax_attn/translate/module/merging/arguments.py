@@ -10,7 +10,7 @@ from jax_attn.translate.module.merging.constants import constants, replaced
 from jax_attn.translate.module.merging.constructors import parameter_names
 from jax_attn.translate.module.merging.merger import MergedLine
 from jax_attn.translate.module.merging.sizes import MethodSizes, derived
-from jax_attn.translate.rules.expression import Written, literal, parsed, stored
+from jax_attn.translate.rules.expression import Written, literal, name_of, parsed, stored
 
 # Numbers that say what they mean.
 _PLAIN = (0.0, 0.5, 1.0, 2.0)
@@ -80,7 +80,7 @@ class Arguments:
             name = self.constant(values, self.sizes.name(by_use) or _size_name(line))
             found = name, f"self.{name}"
         name, text = found
-        self.attributes[name] = ast.Name(name, ast.Load())
+        self.attributes[name] = name_of(name)
         return parsed(text)
 
     def init(self, line: MergedLine) -> ast.stmt:
@@ -90,7 +90,7 @@ class Arguments:
         for node, by_use in self._constants(line):
             if _differ(by_use):
                 name = self.constant(self._by_path(by_use), hints.get(id(node), "size"))
-                found[id(node)] = ast.Name(name, ast.Load())
+                found[id(node)] = name_of(name)
         return replaced(_first(line), found)
 
     def _constants(self, line: MergedLine) -> list[tuple[ast.Constant, dict[int, Any]]]:

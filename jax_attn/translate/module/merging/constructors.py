@@ -8,6 +8,8 @@ from typing import Any
 
 from flax import nnx
 
+from jax_attn.translate.rules.expression import names_in, parsed
+
 # A list of modules that differ in more is written out.
 _MOST_DIFFERENT = 3
 
@@ -113,16 +115,16 @@ def _repeated(node: ast.List) -> ast.expr:
         return node
     element = ast.unparse(_with_variables(calls[0], different))
     if not different:
-        return _parsed(f"[{element} for _ in range({len(calls)})]")
+        return parsed(f"[{element} for _ in range({len(calls)})]")
     rows = list(zip(*(values[name] for name in different), strict=True))
     items = ", ".join(row[0] if len(row) == 1 else f"({', '.join(row)})" for row in rows)
-    return _parsed(f"[{element} for {', '.join(different)} in ({items})]")
+    return parsed(f"[{element} for {', '.join(different)} in ({items})]")
 
 
 def _names_beside(call: ast.Call, names: Sequence[str]) -> set[str]:
     """Return the variables that a call reads, except in some of its arguments."""
     kept = [*call.args, *(each.value for each in call.keywords if each.arg not in names)]
-    return {node.id for each in kept for node in ast.walk(each) if isinstance(node, ast.Name)}
+    return {name for each in kept for name in names_in(each)}
 
 
 def _with_variables(call: ast.Call, names: Sequence[str]) -> ast.Call:
@@ -131,10 +133,6 @@ def _with_variables(call: ast.Call, names: Sequence[str]) -> ast.Call:
         for each in call.keywords
     ]
     return ast.Call(call.func, call.args, keywords)
-
-
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
 
 
 def constructed(statement: ast.stmt) -> ast.stmt:

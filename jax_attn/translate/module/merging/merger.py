@@ -8,6 +8,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from jax_attn.translate.module.merging.constants import text_of
 from jax_attn.translate.rules.expression import stored
@@ -127,8 +128,7 @@ class Merger:
             by_text.setdefault(tuple(map(text_of, body)), []).append(use)
         self.texts = list(by_text)
         self.uses = [frozenset(uses) for uses in by_text.values()]
-        self.known: dict[tuple[tuple[tuple[int, tuple[int, int]], ...], frozenset[str]], list[Part]]
-        self.known = {}
+        self.known: dict[Any, list[Part]] = {}
 
     def merged(self) -> list[Part]:
         """Merge all bodies.
@@ -181,12 +181,8 @@ class Merger:
             between = {group: (here[group], places[group]) for group in spans}
             parts += self._merged(between, assigned)
             parts.append(self._line(places))
-            assigned |= {
-                name
-                for line in lines(parts)
-                for s in line.statements.values()
-                for name in stored(s)
-            }
+            every = (s for line in lines(parts) for s in line.statements.values())
+            assigned = assigned.union(*map(stored, every))
             here = {group: place + 1 for group, place in places.items()}
         rest = {group: (here[group], end) for group, (_, end) in spans.items()}
         return parts + self._merged(rest, assigned)
@@ -204,7 +200,7 @@ class Merger:
         self, conditions: Sequence[Condition], spans: _Spans, assigned: frozenset[str]
     ) -> Branch | None:
         best: tuple[tuple[int, tuple[int, ...]], Branch] | None = None
-        tried: dict[frozenset[int], int] = {}
+        tried: set[frozenset[int]] = set()
         for condition in sorted(conditions, key=lambda each: each.rank):
             if condition.reads in assigned:
                 continue
@@ -214,7 +210,7 @@ class Merger:
                 continue
             if frozenset(inside) in tried or frozenset(outside) in tried:
                 continue
-            tried[frozenset(inside)] = 1
+            tried.add(frozenset(inside))
             then, other = self._merged(inside, assigned), self._merged(outside, assigned)
             cost = (size(then) + size(other), condition.rank)
             if best is None or cost < best[0]:

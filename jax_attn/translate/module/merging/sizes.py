@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from jax_attn.translate.module.methods.axes import Place, shape_reads
-from jax_attn.translate.rules.expression import Written, parsed
+from jax_attn.translate.rules.expression import Written, name_of, parsed
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.export.marks import named_leaves
 
@@ -44,7 +44,7 @@ class MethodSizes:
                 continue
             if all(argument in call.given for call in self.calls.values()):
                 name = self.read.setdefault((argument, axis), self.names[argument, axis])
-                return ast.Name(name, ast.Load())
+                return name_of(name)
             if argument not in self.assigned:
                 return parsed(f"{argument}.shape[{axis}]")
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from jax_attn.translate.rules.expression import Written, parsed, with_operands
+from jax_attn.translate.rules.expression import Written, name_of, names_in, parsed, with_operands
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.export.sizes import NamedSizes
 from jax_attn.translate.tracing.private import expression
@@ -131,13 +131,13 @@ class Axes:
         """Write a size, or return None if no argument tells it."""
         text = self.sizes.written(size)
         tree = parsed(text)
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names = names_in(tree)
         if text in self.found:
-            names = {text}
-            tree = ast.Name(text, ast.Load())
+            names, tree = {text}, name_of(text)
         if names <= set(self.found):
             self.read |= names
-            return with_operands(tree, {name: self._variable(name) for name in names})
+            variables = {name: name_of(self.found[name].variable) for name in names}
+            return with_operands(tree, variables)
         for known, axis in self.found.items():
             factor = axis.size / expression(size)
             if isinstance(factor, sympy.Integer):
@@ -147,9 +147,6 @@ class Axes:
                 self.read.add(known)
                 return parsed(f"{axis.variable} * {1 / factor}")
         return None
-
-    def _variable(self, text: str) -> Written:
-        return ast.Name(self.found[text].variable, ast.Load())
 
     def statements(self) -> list[ast.stmt]:
         """Read the sizes that are used, each once."""

@@ -40,11 +40,11 @@ class Writer(Expressions):
     def _assigned(self, value: Node, place: int) -> str:
         """Choose the name of a value, keeping what a name holds while it is still read."""
         name = self._own_name(value) or self._made_name(value)
-        if not self._may_take(name, value, place):
+        if self._is_busy(name, place, value):
             name = self._helper_name(value) or name
         name = self._safe(name)
-        held = self.held.get(name)
-        if held is not None and held is not value and self._last_use(held) > place:
+        if self._is_busy(name, place, value):
+            held = self.held[name]
             frame = self._frame(self.produced[value])
             other = next((a for a, n in aliases(frame) if n == name), None) if frame else None
             if other is None or self._is_busy(other, place):
@@ -62,9 +62,6 @@ class Writer(Expressions):
         sizes = {*self.tree.sizes.names.values(), *self.axes.names.values()}
         is_taken = name in self.tree.taken or name in sizes
         return f"{name}_" if is_taken or keyword.iskeyword(name) else name
-
-    def _may_take(self, name: str, value: Node, place: int) -> bool:
-        return not self._is_busy(name, place, value)
 
     def _is_busy(self, name: str, place: int, value: Node | None = None) -> bool:
         """Return whether something after a place reads what a name holds, other than a value."""
@@ -190,9 +187,9 @@ class Writer(Expressions):
                 continue
             self.assign(values, self.expression(values[0]), place - 1)
         self.place = len(self.items)
-        returned = self._return_value()
-        self.body.append(ast.Return(returned))
-        return self._finished()
+        self.body.append(ast.Return(self._return_value()))
+        body = without_swaps(without_unread([tidied(each) for each in self.body]))
+        return [*self.unpacked, *self.axes.statements(), *body]
 
     def _unpack(self) -> None:
         """Read the tensors in sequences and dicts that the reference itself is given."""
@@ -231,11 +228,6 @@ class Writer(Expressions):
         if isinstance(value, (list, tuple)):
             return ast.Tuple([self._tree_of(each) for each in value], ast.Load())
         return self.written(value)
-
-    def _finished(self) -> list[ast.stmt]:
-        body = without_unread([tidied(each) for each in self.body])
-        body = without_swaps(body)
-        return [*self.unpacked, *self.axes.statements(), *body]
 
 
 def _target(names: Sequence[str]) -> ast.expr:

@@ -84,7 +84,6 @@ class MethodScope:
         self.items: list[Node | ModuleCall] = []
         self.passed: dict[Node, str] = {}
         self._splice(call)
-        self.own = {id(item) for item in self.items}
         self.produced: dict[Node, Node | ModuleCall] = {}
         for item in self.items:
             for value in item.results if isinstance(item, ModuleCall) else (item,):
@@ -93,12 +92,14 @@ class MethodScope:
         self.uses = Counter[Node]()
         self.users: dict[Node, list[Node | ModuleCall | None]] = {}
         for item in self.items:
-            for value in self._read(item):
+            read = item.given.values() if isinstance(item, ModuleCall) else operands(item)
+            for value in read:
                 self._use(value, item)
         for returned in self.returned:
             if returned is not None:
                 self._use(returned, None)
-        self.places = {id(item): self._place(item) for item in self.items}
+        framed = {id(item): self._frame(item) for item in self.items}
+        self.places = {key: frame and statement(frame) for key, frame in framed.items()}
         self.leaving: dict[Statement, list[Node]] = {}
         for value, item in self.produced.items():
             place = self.places[id(item)]
@@ -122,11 +123,6 @@ class MethodScope:
             else:
                 self.items.append(step)
 
-    def _read(self, item: Node | ModuleCall) -> list[Node]:
-        if isinstance(item, ModuleCall):
-            return list(item.given.values())
-        return operands(item)
-
     def _use(self, value: Node, item: Node | ModuleCall | None) -> None:
         self.uses[value] += 1
         self.users.setdefault(value, []).append(item)
@@ -144,10 +140,6 @@ class MethodScope:
 
     def _first(self, item: Node | ModuleCall) -> Node | None:
         return next(item.nodes(), None) if isinstance(item, ModuleCall) else item
-
-    def _place(self, item: Node | ModuleCall) -> Statement | None:
-        frame = self._frame(item)
-        return statement(frame) if frame is not None else None
 
     def _statement(self, item: Node | ModuleCall) -> Statement | None:
         return self.places[id(item)]

@@ -7,20 +7,15 @@ from typing import Any
 from jax_attn.translate.rules.expression import stored
 
 
-def _method(node: ast.expr, name: str) -> bool:
-    return (
+def _swapped(node: ast.expr) -> tuple[ast.expr, list[str]] | None:
+    """Return what `x.swapaxes(1, 2)` swaps, and its axes."""
+    if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr == name
-        and not node.keywords
-    )
-
-
-def _axes(node: ast.Call) -> Any:
-    try:
-        return sorted(ast.literal_eval(argument) for argument in node.args)
-    except (ValueError, TypeError):
-        return None
+        and node.func.attr == "swapaxes"
+    ):
+        return node.func.value, sorted(map(ast.unparse, node.args))
+    return None
 
 
 def _moved(node: ast.expr) -> tuple[Any, ...] | None:
@@ -33,12 +28,12 @@ def _moved(node: ast.expr) -> tuple[Any, ...] | None:
 def _places(index: ast.expr) -> list[ast.expr] | None:
     """Return the parts of an index that only keeps axes and adds new ones, else None."""
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    for part in parts:
-        is_kept = isinstance(part, ast.Slice) and ast.unparse(part) == ":"
-        is_new = isinstance(part, ast.Constant) and (part.value is None or part.value is ...)
-        if not is_kept and not is_new:
-            return None
-    return list(parts)
+    return list(parts) if {*map(ast.unparse, parts)} <= {":", "None", "..."} else None
+
+
+def _is_rest(node: ast.expr) -> bool:
+    """Return whether a part of an index is `...`."""
+    return isinstance(node, ast.Constant) and node.value is ...
 
 
 def _merged(first: list[ast.expr], second: list[ast.expr]) -> list[ast.expr] | None:
@@ -47,13 +42,13 @@ def _merged(first: list[ast.expr], second: list[ast.expr]) -> list[ast.expr] | N
     found: list[ast.expr] = []
     for position, part in enumerate(second):
         if isinstance(part, ast.Slice):
-            if rest and isinstance(rest[0], ast.Constant) and rest[0].value is ...:
+            if rest and _is_rest(rest[0]):
                 return None
             found.append(rest.pop(0) if rest else part)
-        elif isinstance(part, ast.Constant) and part.value is ...:
+        elif _is_rest(part):
             if any(not isinstance(after, ast.Constant) for after in second[position + 1 :]):
                 return None
-            if not any(isinstance(each, ast.Constant) and each.value is ... for each in rest):
+            if not any(map(_is_rest, rest)):
                 rest.append(part)
             return [*found, *rest, *second[position + 1 :]]
         else:
@@ -73,7 +68,7 @@ def _spelled(node: ast.Subscript) -> list[list[ast.expr]] | None:
         parts = _places(index)
         if parts is None:
             return None
-        is_rest = [isinstance(each, ast.Constant) and each.value is ... for each in parts]
+        is_rest = [*map(_is_rest, parts)]
         missing = rank - sum(isinstance(each, ast.Slice) for each in parts)
         at = is_rest.index(True) if True in is_rest else len(parts)
         whole = [ast.Slice() for _ in range(missing)]
@@ -87,35 +82,30 @@ def _repeated_heads(node: ast.expr) -> ast.expr | None:
 
     The pattern is `jnp.broadcast_to(k[:, :, None], (B, K, G, T, H)).reshape(B, N, T, H)`.
     """
-    if not _method(node, "reshape"):
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    assert isinstance(node, ast.Call)
-    assert isinstance(node.func, ast.Attribute)
     wide = node.func.value
-    if not isinstance(wide, ast.Call) or ast.unparse(wide.func) != "jnp.broadcast_to":
+    if node.func.attr != "reshape" or len(node.args) != 4 or not isinstance(wide, ast.Call):
+        return None
+    if ast.unparse(wide.func) != "jnp.broadcast_to":
         return None
     source, shape = wide.args
-    if not isinstance(shape, ast.Tuple) or len(shape.elts) != 5 or len(node.args) != 4:
+    if not isinstance(source, ast.Subscript) or not isinstance(shape, ast.Tuple):
         return None
-    B, _K, _G, T, H = shape.elts
-    kept = [ast.unparse(each) for each in (B, T, H)]
-    if [ast.unparse(node.args[axis]) for axis in (0, 2, 3)] != kept:
+    if len(shape.elts) != 5:
         return None
-    if isinstance(source, ast.Subscript) and ast.unparse(source.slice) == "(:, :, None)":
-        return source.value
-    if isinstance(source, ast.Subscript) and ast.unparse(source).endswith("[:, :, None]"):
-        return source.value
-    return None
+    is_same = all(
+        ast.unparse(shape.elts[wider]) == ast.unparse(node.args[axis])
+        for wider, axis in ((0, 0), (3, 2), (4, 3))
+    )
+    is_repeated = ast.unparse(source).endswith("[:, :, None]")
+    return source.value if is_same and is_repeated else None
 
 
 def _variable(node: ast.expr) -> ast.expr:
     """Return the variable of `variable[...]`, which operators and methods take as it is."""
-    if (
-        isinstance(node, ast.Subscript)
-        and isinstance(node.slice, ast.Constant)
-        and node.slice.value is ...
-        and ast.unparse(node.value).startswith("self.")
-    ):
+    is_whole = isinstance(node, ast.Subscript) and _is_rest(node.slice)
+    if is_whole and ast.unparse(node.value).startswith("self."):
         return node.value
     return node
 
@@ -158,25 +148,13 @@ class _Tidy(ast.NodeTransformer):
         self.generic_visit(node)
         if ast.unparse(node.func) == "jax.nn.dot_product_attention":
             for place in (1, 2):
-                heads = node.args[place]
-                if _method(heads, "swapaxes"):
-                    assert isinstance(heads, ast.Call)
-                    assert isinstance(heads.func, ast.Attribute)
-                    if (fewer := _repeated_heads(heads.func.value)) is not None:
-                        heads.func.value = fewer
-        if _method(node, "swapaxes"):
-            assert isinstance(node.func, ast.Attribute)
-            inner = node.func.value
-            if _method(inner, "swapaxes"):
-                assert isinstance(inner, ast.Call)
-                assert isinstance(inner.func, ast.Attribute)
-                if _axes(inner) is not None and _axes(inner) == _axes(node):
-                    return inner.func.value
-        if (axes := _moved(node)) is not None:
-            inner = node.args[0]
-            if _moved(inner) == axes[::-1]:
-                assert isinstance(inner, ast.Call)
-                return inner.args[0]
+                heads = _swapped(node.args[place])
+                if heads is not None and (fewer := _repeated_heads(heads[0])) is not None:
+                    node.args[place].func.value = fewer  # type: ignore[attr-defined]
+        if (outer := _swapped(node)) and (inner := _swapped(outer[0])) and inner[1] == outer[1]:
+            return inner[0]
+        if (axes := _moved(node)) is not None and _moved(node.args[0]) == axes[::-1]:
+            return node.args[0].args[0]  # type: ignore[attr-defined]
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
@@ -238,17 +216,6 @@ def without_swaps(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
             for index in range(place + 1, len(kept)):
                 kept[index] = _Unswapped(ids).visit(kept[index])
     return kept
-
-
-def _swapped(node: ast.expr) -> tuple[ast.expr, list[str]] | None:
-    """Return what `x.swapaxes(1, 2)` swaps, and its axes."""
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "swapaxes"
-    ):
-        return node.func.value, sorted(map(ast.unparse, node.args))
-    return None
 
 
 def _swaps_back(statement: ast.stmt, name: str, axes: list[str]) -> tuple[list[ast.Call], int]:

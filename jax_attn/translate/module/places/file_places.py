@@ -248,7 +248,7 @@ class FilePlaces:
         constant = self.constants.value(name)
         if constant is not None:
             if owner not in self.modules or not is_large(constant):
-                return self._array(constant)
+                return parsed(array_text(constant))
             return parsed(f"self.{self.constants.attribute(owner, name)}[...]")
         module = self.modules[path]
         attribute = parsed(self.attribute(owner, path))
@@ -321,9 +321,6 @@ class FilePlaces:
         """Return whether a buffer is not in the table and too large to be written."""
         path, _, tensor = name.rpartition(".")
         return is_large(_buffer(self.modules[path], tensor)) and not self.is_carried(name)
-
-    def _array(self, value: torch.Tensor) -> Written:
-        return parsed(array_text(value))
 
 
 def _as_array(variable: Written) -> Written:

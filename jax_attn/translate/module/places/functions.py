@@ -13,7 +13,7 @@ from jax_attn.translate.module.methods.scope import MethodContext
 from jax_attn.translate.module.methods.tidy import without_unread
 from jax_attn.translate.module.places.class_calls import ordered, returned_places
 from jax_attn.translate.module.places.source_sizes import SourceSizes
-from jax_attn.translate.rules.expression import Written, parsed, stored
+from jax_attn.translate.rules.expression import Written, names_in, parsed, stored
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.problems import Unsupported
 
@@ -100,7 +100,7 @@ class Functions:
         bodies = {id(call): method(call, replace(context(call), **own)) for call in calls}
         if problems:
             return
-        calls = [call for call in calls if not any(map(_reads_self, bodies[id(call)]))]
+        calls = [call for call in calls if not any("self" in names_in(s) for s in bodies[id(call)])]
         if not calls:
             return
         sourced = {id(call): _Sourced(bodies[id(call)], call) for call in calls}
@@ -115,10 +115,6 @@ class Functions:
             if made is not None and self._are_in_two_places(group):
                 self.of_call |= {id(call): made for call in group}
                 return
-
-
-def _reads_self(statement: ast.stmt) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "self" for node in ast.walk(statement))
 
 
 def _equal(one: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:
@@ -158,7 +154,7 @@ class _Sourced:
 
     def _take(self, tree: Written) -> set[str] | None:
         """Return the names in an expression of the source, or None if one is another value."""
-        names = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+        names = names_in(tree)
         if names & self.assigned:
             return None
         numbers = self.source.calls[0].arguments

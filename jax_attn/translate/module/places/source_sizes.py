@@ -1,19 +1,15 @@
 """Sizes as torch's source writes them: `x.view(batch, heads * times, length, width)`."""
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from jax_attn.translate.module.methods.axes import Place
 from jax_attn.translate.rules.expression import Written
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.private import expression
-from jax_attn.translate.tracing.source.source_lines import shape_names
+from jax_attn.translate.tracing.source.source_lines import shape_names, source_of
 
 _RESHAPES = ("view", "reshape", "expand")
 
@@ -41,8 +37,7 @@ class SourceSizes:
     def __init__(self, calls: Sequence[ModuleCall]) -> None:
         self.calls = calls
         self.forward = calls[0].forward
-        own = shape_names(self.forward)
-        self.names: dict[str, Place] = {name: place for place, name in own.items()}
+        self.names = {name: place for place, name in shape_names(self.forward).items()}
         self.known = [self._known(call) for call in calls]
 
     def _known(self, call: ModuleCall) -> dict[str, Any]:
@@ -108,16 +103,8 @@ def _is_equal(value: Any, size: Any) -> bool:
     return type(value) is int and type(size) is int and value == size
 
 
-@lru_cache(maxsize=1024)
-def _source(forward: Callable[..., Any]) -> ast.AST:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):
-        return ast.Module([], [])
-
-
 def _reshapes(forward: Callable[..., Any]) -> Iterator[Sequence[ast.expr]]:
-    for node in ast.walk(_source(forward)):
+    for node in ast.walk(source_of(forward)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         if node.func.attr in _RESHAPES and node.args:
@@ -126,6 +113,6 @@ def _reshapes(forward: Callable[..., Any]) -> Iterator[Sequence[ast.expr]]:
 
 
 def _cuts(forward: Callable[..., Any]) -> Iterator[ast.expr]:
-    for node in ast.walk(_source(forward)):
+    for node in ast.walk(source_of(forward)):
         if isinstance(node, ast.Slice):
             yield from (each for each in (node.lower, node.upper) if each is not None)

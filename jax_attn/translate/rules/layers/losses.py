@@ -6,30 +6,24 @@ from jax_attn.translate.rules.calls import call
 from jax_attn.translate.rules.rule import Array, Rule
 
 NONE, MEAN, SUM = 0, 1, 2
+IGNORED = -100
 REDUCTIONS = {NONE: '"none"', MEAN: None, SUM: '"sum"'}
 
 
 def reduced(value: str, reduction: int) -> str:
     """Write the mean or the sum of a loss, or the loss of each element."""
-    return {NONE: value, MEAN: f"{value}.mean()", SUM: f"{value}.sum()"}[reduction]
+    return {NONE: value, MEAN: f"({value}).mean()", SUM: f"({value}).sum()"}[reduction]
 
 
 def loss(template: str) -> Any:
     """Make the rule of a loss of each element, which `reduction` reduces."""
-
-    def rule(reduction: int) -> str:
-        value = template
-        if reduction != NONE and not value.endswith(")"):
-            value = f"({value})"
-        return reduced(value, reduction)
-
-    return rule
+    return lambda reduction: reduced(template, reduction)
 
 
 def smooth_l1(beta: float, reduction: int) -> str:
     if beta == 0:
         raise NotImplementedError("a beta of 0; torch.nn.functional calls l1_loss then")
-    value = "huber(self - target)" if beta == 1 else "(huber(self - target, beta) / beta)"
+    value = "huber(self - target)" if beta == 1 else "huber(self - target, beta) / beta"
     return reduced(value, reduction)
 
 
@@ -39,44 +33,50 @@ def huber(delta: float, reduction: int) -> str:
 
 def binary_cross_entropy(weight: Array | None, reduction: int) -> str:
     value = "binary_cross_entropy(self, target)"
-    return reduced(value if weight is None else f"(weight * {value})", reduction)
+    return reduced(value if weight is None else f"weight * {value}", reduction)
 
 
 def with_logits(weight: Array | None, pos_weight: Array | None, reduction: int) -> str:
     positive = "target" if pos_weight is None else "pos_weight * target"
     positive = f"{positive} * jax.nn.log_sigmoid(self)"
-    value = f"-({positive} + (1 - target) * jax.nn.log_sigmoid(-self))"
-    if weight is not None:
-        value = f"-weight * {value[1:]}"
-    return reduced(value if reduction == NONE else f"({value})", reduction)
-
-
-def divergence(log_target: bool, reduction: int) -> str:
-    value = (
-        "(jnp.exp(target) * (target - self))"
-        if log_target
-        else "(jax.scipy.special.xlogy(target, target) - target * self)"
-    )
+    scale = "-" if weight is None else "-weight * "
+    value = f"{scale}({positive} + (1 - target) * jax.nn.log_sigmoid(-self))"
     return reduced(value, reduction)
 
 
-def negative_log_likelihood(
-    self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
+def divergence(log_target: bool, reduction: int) -> str:
+    plain = "jax.scipy.special.xlogy(target, target) - target * self"
+    value = "jnp.exp(target) * (target - self)" if log_target else plain
+    return reduced(value, reduction)
+
+
+def _of_classes(
+    function: str,
+    weight: Array | None,
+    reduction: int,
+    ignore_index: int = IGNORED,
+    *further: str | None,
+    **named: Any,
 ) -> str:
+    """Write a loss by a function of the file, which reduces it itself."""
     return call(
-        "nll_loss",
+        function,
         "self",
         "target",
+        *further,
         None if weight is None else "weight",
-        ignore_index=None if ignore_index == -100 else ignore_index,
+        ignore_index=None if ignore_index == IGNORED else ignore_index,
+        **named,
         reduction=REDUCTIONS[reduction],
     )
 
 
-def nll_with_weight(
-    self: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
-) -> tuple[str, str]:
-    value = negative_log_likelihood(self, target, weight, reduction, ignore_index)
+def negative_log_likelihood(weight: Array | None, reduction: int, ignore_index: int) -> str:
+    return _of_classes("nll_loss", weight, reduction, ignore_index)
+
+
+def nll_with_weight(weight: Array | None, reduction: int, ignore_index: int) -> tuple[str, str]:
+    value = negative_log_likelihood(weight, reduction, ignore_index)
     if reduction == NONE:
         return value, "jnp.zeros(())"
     if weight is not None:
@@ -93,43 +93,26 @@ def cross_entropy(
     label_smoothing: float,
 ) -> str:
     if target.is_floating:
-        return call(
-            "soft_cross_entropy",
-            "self",
-            "target",
-            None if weight is None else "weight",
-            label_smoothing="label_smoothing" if label_smoothing else None,
-            reduction=REDUCTIONS[reduction],
-        )
+        smoothing = "label_smoothing" if label_smoothing else None
+        return _of_classes("soft_cross_entropy", weight, reduction, label_smoothing=smoothing)
     log_probabilities = f"jax.nn.log_softmax(self{', axis=1' if self.rank > 2 else ''})"
     if label_smoothing:
-        return call(
-            "smooth_cross_entropy",
-            "self",
-            "target",
-            "label_smoothing",
-            None if weight is None else "weight",
-            ignore_index=None if ignore_index == -100 else ignore_index,
-            reduction=REDUCTIONS[reduction],
-        )
-    value = negative_log_likelihood(self, target, weight, reduction, ignore_index)
+        further = (weight, reduction, ignore_index, "label_smoothing")
+        return _of_classes("smooth_cross_entropy", *further)
+    value = negative_log_likelihood(weight, reduction, ignore_index)
     return value.replace("self", log_probabilities, 1)
 
 
 def poisson(log_input: bool, full: bool, reduction: int) -> str:
     if full:
         raise NotImplementedError("the Poisson loss with Stirling's term")
-    value = (
-        "(jnp.exp(input) - target * input)"
-        if log_input
-        else "(input - target * jnp.log(input + eps))"
-    )
-    return reduced(value, reduction)
+    plain = "input - target * jnp.log(input + eps)"
+    return reduced("jnp.exp(input) - target * input" if log_input else plain, reduction)
 
 
 def hinge(reduction: int) -> str:
     apart = "clamp(margin - self, 0)"
-    value = f"(jnp.where(target == 1, self, 0) + jnp.where(target == -1, {apart}, 0))"
+    value = f"jnp.where(target == 1, self, 0) + jnp.where(target == -1, {apart}, 0)"
     return reduced(value, reduction)
 
 

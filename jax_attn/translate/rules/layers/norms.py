@@ -131,10 +131,6 @@ def batch_norm_eval(input: Array, weight: Any, bias: Any) -> tuple[str, ...]:
     return _by_running(input, weight, bias), *["jnp.zeros(0, dtype=input.dtype)"] * 2
 
 
-def batch_norm_no_stats(input: Array, weight: Any, bias: Any) -> tuple[str, ...]:
-    return _by_batch(input, weight, bias)
-
-
 def weight_norm(v: Array, dim: int) -> str:
     return f"v * (g / {_norm(v, dim)})"
 
@@ -172,7 +168,7 @@ NORMS: dict[str, Rule] = {
     "aten.batch_norm.default": batch_norm,
     "aten._native_batch_norm_legit_functional.default": batch_norm_functional,
     "aten._native_batch_norm_legit_no_training.default": batch_norm_eval,
-    "aten._native_batch_norm_legit.no_stats": batch_norm_no_stats,
+    "aten._native_batch_norm_legit.no_stats": _by_batch,
     "aten._trilinear.default": trilinear,
     "aten._weight_norm.default": weight_norm,
     "aten._weight_norm_interface.default": weight_norm_interface,

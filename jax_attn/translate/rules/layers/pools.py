@@ -1,10 +1,14 @@
 """Pools, padding and windows, with the axes that torch has."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from jax_attn.translate.rules.calls import call, known, number, refused, spread
 from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
+
+Windows = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]
+"""The kernel, stride and dilation by axis, and what a window meets on each side."""
 
 
 def _over(rank: int, each: Sequence[Any], other: Any) -> str:
@@ -20,7 +24,7 @@ def _windows(
     padding: Any,
     dilation: Any,
     ceil_mode: bool,
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]:
+) -> Windows:
     """Return the kernel, stride and dilation by axis, and what a window meets on each side."""
     axes = len(kernel)
     stride = spread(stride, axes, "stride") if stride else kernel
@@ -44,7 +48,7 @@ def _reduced(
     rank: int,
     initial: str,
     function: str,
-    windows: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], list[tuple[int, int]]],
+    windows: Windows,
     operand: str = "self",
 ) -> str:
     kernel, stride, dilation, pads = windows
@@ -60,28 +64,10 @@ def _reduced(
     )
 
 
-def max_pools(axes: int) -> tuple[Any, Any]:
-    """Make the rules of a maximum pool over the last axes, without and with indices."""
+def max_pool(axes: int, *, with_indices: bool = False) -> Any:
+    """Make the rule of a maximum pool over the last axes."""
 
-    def pool(
-        self: Array,
-        out: Any,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        ceil_mode: bool,
-    ) -> str:
-        if not self.is_floating:
-            raise NotImplementedError("a maximum pool of integers")
-        result = out[0] if isinstance(out, list) else out
-        kernel = spread(kernel_size, axes)
-        windows = _windows(self, result, kernel, stride, padding, dilation, ceil_mode)
-        if any(by > 1 for by in windows[2]):
-            return f"dilated_max_pool(self, {', '.join(map(str, windows))})[0]"
-        return _reduced(self.rank, "-jnp.inf", "max", windows)
-
-    def with_indices(
+    def rule(
         self: Array,
         out: Any,
         kernel_size: Any,
@@ -90,16 +76,18 @@ def max_pools(axes: int) -> tuple[Any, Any]:
         dilation: Any,
         ceil_mode: bool,
     ) -> str | tuple[str, str]:
+        result = out[0] if with_indices else out
         kernel = spread(kernel_size, axes)
-        windows = _windows(self, out[0], kernel, stride, padding, dilation, ceil_mode)
+        windows = _windows(self, result, kernel, stride, padding, dilation, ceil_mode)
+        written = ", ".join(map(str, windows))
         if any(by > 1 for by in windows[2]):
-            return f"dilated_max_pool(self, {', '.join(map(str, windows))})"
-        return (
-            pool(self, out, kernel_size, stride, padding, dilation, ceil_mode),
-            f"max_pool_indices(self, {', '.join(map(str, windows))})",
-        )
+            return f"dilated_max_pool(self, {written})" + ("" if with_indices else "[0]")
+        if not self.is_floating:
+            raise NotImplementedError("a maximum pool of integers")
+        pooled = _reduced(self.rank, "-jnp.inf", "max", windows)
+        return (pooled, f"max_pool_indices(self, {written})") if with_indices else pooled
 
-    return pool, with_indices
+    return rule
 
 
 def avg_pool(axes: int) -> Any:
@@ -126,10 +114,7 @@ def avg_pool(axes: int) -> Any:
         beyond = [(0, high - side) for side, (_, high) in zip(sides, windows[3], strict=True)]
         full = not any(map(any, beyond)) if count_include_pad else not any(map(any, windows[3]))
         if full:
-            count = 1
-            for width in kernel:
-                count *= width
-            return f"{sums} / {count}"
+            return f"{sums} / {math.prod(kernel)}"
         ones, pads = "jnp.ones_like(self)", windows[3]
         if count_include_pad and any(sides):
             inside = _over(self.rank, [(side, side) for side in sides], (0, 0))
@@ -204,7 +189,7 @@ def _widths(rank: int, pad: Any) -> str:
     )
 
 
-def padded(self: Array, pad: Any, mode: str, value: Any) -> str:
+def padded(self: Array, pad: Any, mode: str = "constant", value: Any = None) -> str:
     if not any(isinstance(n, VaryingSize) or n for n in pad):
         return "self"
     modes = {"constant": None, "reflect": "'reflect'", "replicate": "'edge'", "circular": "'wrap'"}
@@ -232,20 +217,13 @@ def padded(self: Array, pad: Any, mode: str, value: Any) -> str:
     )
 
 
-def constant_pad(self: Array, pad: Any, value: Any) -> str:
-    return padded(self, pad, "constant", value)
+def pads(mode: str) -> Any:
+    """Make the rule of a padding of one mode, whose argument is `padding`."""
 
+    def rule(self: Array, padding: Any) -> str:
+        return padded(self, padding, mode).replace("pad[", "padding[")
 
-def pads(mode: str, name: str) -> Any:
-    """Make the rule of a padding of one mode."""
-
-    def by_padding(self: Array, padding: Any) -> str:
-        return padded(self, padding, mode, None).replace("pad[", "padding[")
-
-    def by_pad(self: Array, pad: Any) -> str:
-        return padded(self, pad, mode, None)
-
-    return by_padding if name == "padding" else by_pad
+    return rule
 
 
 def im2col(kernel_size: Any, dilation: Any, padding: Any, stride: Any, self: Array) -> str:
@@ -272,20 +250,20 @@ def col2im(output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stri
     return f"col2im(self, output_size, {', '.join(map(str, each))})"
 
 
-_MAX_POOLS = {axes: max_pools(axes) for axes in (1, 2, 3)}
-
 POOLS: dict[str, Rule] = {
-    **{f"aten.max_pool{n}d.default": pool for n, (pool, _) in _MAX_POOLS.items()},
-    **{f"aten.max_pool{n}d_with_indices.default": pool for n, (_, pool) in _MAX_POOLS.items()},
+    **{f"aten.max_pool{n}d.default": max_pool(n) for n in (1, 2, 3)},
+    **{
+        f"aten.max_pool{n}d_with_indices.default": max_pool(n, with_indices=True) for n in (1, 2, 3)
+    },
     **{f"aten.avg_pool{n}d.default": avg_pool(n) for n in (1, 2, 3)},
     **{f"aten.adaptive_avg_pool{n}d.default": adaptive_avg_pool for n in (1, 2, 3)},
     **{f"aten._adaptive_avg_pool{n}d.default": adaptive_avg_pool for n in (2, 3)},
     **{f"aten.adaptive_max_pool{n}d.default": adaptive_max_pool for n in (1, 2, 3)},
     "aten.pad.default": padded,
-    "aten.constant_pad_nd.default": constant_pad,
-    "aten._pad_circular.default": pads("circular", "pad"),
-    **{f"aten.reflection_pad{n}d.default": pads("reflect", "padding") for n in (1, 2, 3)},
-    **{f"aten.replication_pad{n}d.default": pads("replicate", "padding") for n in (1, 2, 3)},
+    "aten.constant_pad_nd.default": padded,
+    "aten._pad_circular.default": lambda self, pad: padded(self, pad, "circular"),
+    **{f"aten.reflection_pad{n}d.default": pads("reflect") for n in (1, 2, 3)},
+    **{f"aten.replication_pad{n}d.default": pads("replicate") for n in (1, 2, 3)},
     "aten.im2col.default": im2col,
     "aten.col2im.default": col2im,
     "aten.max_unpool2d.default": "max_unpool(self, indices, output_size)",

@@ -1,5 +1,6 @@
 """Resizing images, and sampling them by a grid."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jax_attn.translate.rules.calls import call
@@ -101,56 +102,38 @@ def _smooth(
     )
 
 
-def nearest_vec(exact: bool) -> Any:
-    def rule(input: Array, out: Array, scale_factors: Any) -> str:
-        return _nearest("input", input, out, input.rank - 2, scale_factors, exact)
+def _resizing(written: Callable[[str, Array, Array, int, bool, Any], str]) -> Any:
+    """Make the rule of all overloads, in which scales are one argument or one an axis."""
+
+    def rule(
+        out: Array,
+        self: Array | None = None,
+        input: Array | None = None,
+        align_corners: bool = False,
+        scale_factors: Any = None,
+        scales: float | None = None,
+        scales_d: float | None = None,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> str:
+        if input is not None:
+            return written("input", input, out, input.rank - 2, align_corners, scale_factors)
+        assert self is not None
+        axes = self.rank - 2
+        own = [scales] if axes == 1 else [scales_d, scales_h, scales_w][-axes:]
+        return written("self", self, out, axes, align_corners, own if any(own) else None)
 
     return rule
 
 
-def smooth_vec(method: str, antialias: bool = False) -> Any:
-    def rule(input: Array, out: Array, align_corners: bool, scale_factors: Any) -> str:
-        return _smooth(
-            "input", input, out, input.rank - 2, align_corners, scale_factors, method, antialias
-        )
-
-    return rule
-
-
-def nearest(axes: int, exact: bool) -> Any:
-    """Make the rule of an overload with a scale an axis, each an argument of its own."""
-    if axes == 1:
-        return lambda self, out, scales: _nearest("self", self, out, 1, _given(scales), exact)
-    if axes == 2:
-        return lambda self, out, scales_h, scales_w: _nearest(
-            "self", self, out, 2, _given(scales_h, scales_w), exact
-        )
-    return lambda self, out, scales_d, scales_h, scales_w: _nearest(
-        "self", self, out, 3, _given(scales_d, scales_h, scales_w), exact
+def nearest(exact: bool) -> Any:
+    return _resizing(
+        lambda name, image, out, axes, _, scales: _nearest(name, image, out, axes, scales, exact)
     )
 
 
-def smooth(axes: int, method: str, antialias: bool = False) -> Any:
-    """Make the rule of an overload with a scale an axis, each an argument of its own."""
-
-    def written(self: Array, out: Array, align_corners: bool, scales: Any) -> str:
-        return _smooth("self", self, out, axes, align_corners, scales, method, antialias)
-
-    if axes == 1:
-        return lambda self, out, align_corners, scales: written(
-            self, out, align_corners, _given(scales)
-        )
-    if axes == 2:
-        return lambda self, out, align_corners, scales_h, scales_w: written(
-            self, out, align_corners, _given(scales_h, scales_w)
-        )
-    return lambda self, out, align_corners, scales_d, scales_h, scales_w: written(
-        self, out, align_corners, _given(scales_d, scales_h, scales_w)
-    )
-
-
-def _given(*scales: float | None) -> list[float | None] | None:
-    return list(scales) if any(scales) else None
+def smooth(method: str, antialias: bool = False) -> Any:
+    return _resizing(lambda *given: _smooth(*given, method, antialias))
 
 
 def grid_sample(interpolation_mode: int, padding_mode: int, align_corners: bool) -> str:
@@ -172,22 +155,19 @@ def affine_grid(size: Any, align_corners: bool) -> str:
 
 
 RESIZING: dict[str, Rule] = {
-    **{f"aten.upsample_nearest{n}d.vec": nearest_vec(False) for n in (1, 2, 3)},
-    **{f"aten._upsample_nearest_exact{n}d.vec": nearest_vec(True) for n in (1, 2, 3)},
-    **{f"aten.upsample_nearest{n}d.default": nearest(n, False) for n in (1, 2, 3)},
-    **{f"aten._upsample_nearest_exact{n}d.default": nearest(n, True) for n in (1, 2, 3)},
-    "aten.upsample_linear1d.vec": smooth_vec("linear"),
-    "aten.upsample_bilinear2d.vec": smooth_vec("linear"),
-    "aten.upsample_trilinear3d.vec": smooth_vec("linear"),
-    "aten.upsample_bicubic2d.vec": smooth_vec("cubic"),
-    "aten._upsample_bilinear2d_aa.vec": smooth_vec("linear", antialias=True),
-    "aten._upsample_bicubic2d_aa.vec": smooth_vec("cubic", antialias=True),
-    "aten.upsample_linear1d.default": smooth(1, "linear"),
-    "aten.upsample_bilinear2d.default": smooth(2, "linear"),
-    "aten.upsample_trilinear3d.default": smooth(3, "linear"),
-    "aten.upsample_bicubic2d.default": smooth(2, "cubic"),
-    "aten._upsample_bilinear2d_aa.default": smooth(2, "linear", antialias=True),
-    "aten._upsample_bicubic2d_aa.default": smooth(2, "cubic", antialias=True),
+    f"aten.{name}.{overload}": rule
+    for name, rule in {
+        **{f"upsample_nearest{n}d": nearest(False) for n in (1, 2, 3)},
+        **{f"_upsample_nearest_exact{n}d": nearest(True) for n in (1, 2, 3)},
+        "upsample_linear1d": smooth("linear"),
+        "upsample_bilinear2d": smooth("linear"),
+        "upsample_trilinear3d": smooth("linear"),
+        "upsample_bicubic2d": smooth("cubic"),
+        "_upsample_bilinear2d_aa": smooth("linear", antialias=True),
+        "_upsample_bicubic2d_aa": smooth("cubic", antialias=True),
+    }.items()
+    for overload in ("vec", "default")
+} | {
     "aten.grid_sampler.default": grid_sample,
     "aten.grid_sampler_2d.default": grid_sample,
     "aten.grid_sampler_3d.default": grid_sample,

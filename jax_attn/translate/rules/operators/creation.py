@@ -1,6 +1,5 @@
 """Operators that make tensors."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from jax_attn.translate.rules.calls import call
@@ -25,16 +24,13 @@ def _filled(size: str, value: Any, dtype: str, is_default: bool) -> str:
     return call("jnp.full", size, "fill_value", dtype=dtype)
 
 
-def full(size: Sequence[Any], fill_value: Any, out: Array) -> str:
-    return _filled("size", fill_value, f"jnp.{out.dtype}", out.dtype == "float32")
+def made(value: Any) -> Any:
+    """Make the rule of a tensor of one number."""
 
+    def rule(out: Array, fill_value: Any = value) -> str:
+        return _filled("size", fill_value, f"jnp.{out.dtype}", out.dtype == "float32")
 
-def zeros(out: Array) -> str:
-    return _filled("size", 0, f"jnp.{out.dtype}", out.dtype == "float32")
-
-
-def ones(out: Array) -> str:
-    return _filled("size", 1, f"jnp.{out.dtype}", out.dtype == "float32")
+    return rule
 
 
 def new(value: Any) -> Any:
@@ -94,10 +90,10 @@ CREATION: dict[str, Rule] = {
     "aten.arange.default": arange,
     "aten.arange.start": arange,
     "aten.arange.start_step": arange,
-    "aten.full.default": full,
-    "aten.zeros.default": zeros,
-    "aten.empty.memory_format": zeros,
-    "aten.ones.default": ones,
+    "aten.full.default": made(None),
+    "aten.zeros.default": made(0),
+    "aten.empty.memory_format": made(0),
+    "aten.ones.default": made(1),
     "aten.new_zeros.default": new(0),
     "aten.new_empty.default": new(0),
     "aten.new_ones.default": new(1),
@@ -106,8 +102,8 @@ CREATION: dict[str, Rule] = {
     "aten.zeros_like.default": like("jnp.zeros_like"),
     "aten.empty_like.default": like("jnp.zeros_like"),
     "aten.ones_like.default": like("jnp.ones_like"),
-    "aten.empty_strided.default": zeros,
-    "aten.empty_permuted.default": zeros,
+    "aten.empty_strided.default": made(0),
+    "aten.empty_permuted.default": made(0),
     "aten.new_empty_strided.default": new(0),
     "aten.scalar_tensor.default": scalar,
     "aten.linspace.default": linspace,

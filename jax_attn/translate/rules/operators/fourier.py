@@ -72,86 +72,41 @@ def _frequencies(name: str) -> Any:
     return rule
 
 
-def _short_time(
+_PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+def stft(
     self: Array,
-    n_fft: int,
     hop_length: Any,
     win_length: Any,
     window: Any,
-    pad_mode: str | None,
+    n_fft: int,
     normalized: bool,
     onesided: bool | None,
     return_complex: bool | None,
     align_to_window: bool | None,
+    center: bool = False,
+    pad_mode: str = "reflect",
 ) -> str:
     if self.dtype.startswith("complex") or return_complex is not True or align_to_window:
         raise NotImplementedError("stft of complex signals, as pairs, or aligned to the window")
     return call(
         "stft",
-        "self",
-        "n_fft",
-        str(n_fft // 4) if hop_length is None else "hop_length",
-        "n_fft" if win_length is None else "win_length",
-        None if window is None else "window",
-        pad_mode=pad_mode,
+        *_frames(n_fft, hop_length, win_length, window),
+        pad_mode=f"'{_PAD_MODES[pad_mode]}'" if center else None,
         normalized=True if normalized else None,
         onesided=False if onesided is False else None,
     )
 
 
-def stft(
-    self: Array,
-    n_fft: int,
-    hop_length: Any,
-    win_length: Any,
-    window: Any,
-    normalized: bool,
-    onesided: bool | None,
-    return_complex: bool | None,
-    align_to_window: bool | None,
-) -> str:
-    return _short_time(
-        self,
-        n_fft,
-        hop_length,
-        win_length,
-        window,
-        None,
-        normalized,
-        onesided,
-        return_complex,
-        align_to_window,
-    )
-
-
-_PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
-
-
-def stft_center(
-    self: Array,
-    n_fft: int,
-    hop_length: Any,
-    win_length: Any,
-    window: Any,
-    center: bool,
-    pad_mode: str,
-    normalized: bool,
-    onesided: bool | None,
-    return_complex: bool | None,
-    align_to_window: bool | None,
-) -> str:
-    mode = f"'{_PAD_MODES[pad_mode]}'" if center else None
-    return _short_time(
-        self,
-        n_fft,
-        hop_length,
-        win_length,
-        window,
-        mode,
-        normalized,
-        onesided,
-        return_complex,
-        align_to_window,
+def _frames(n_fft: int, hop_length: Any, win_length: Any, window: Any) -> tuple[str | None, ...]:
+    """Write the signal and how it is cut in frames, by torch's defaults."""
+    return (
+        "self",
+        "n_fft",
+        str(n_fft // 4) if hop_length is None else "hop_length",
+        "n_fft" if win_length is None else "win_length",
+        None if window is None else "window",
     )
 
 
@@ -170,11 +125,7 @@ def istft(
         raise NotImplementedError("istft of two-sided spectra")
     return call(
         "istft",
-        "self",
-        "n_fft",
-        str(n_fft // 4) if hop_length is None else "hop_length",
-        "n_fft" if win_length is None else "win_length",
-        None if window is None else "window",
+        *_frames(n_fft, hop_length, win_length, window),
         center=None if center else False,
         normalized=True if normalized else None,
         length=None if length is None else "length",
@@ -228,6 +179,6 @@ FOURIER: dict[str, Rule] = {
     "aten._fft_c2c.default": complex_to_complex,
     "aten._fft_c2r.default": complex_to_real,
     "aten.stft.default": stft,
-    "aten.stft.center": stft_center,
+    "aten.stft.center": stft,
     "aten.istft.default": istft,
 }

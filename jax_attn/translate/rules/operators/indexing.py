@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.calls import call, cast, indexed, number, refused
+from jax_attn.translate.rules.calls import call, cast, expect_axes, indexed, number, refused
 from jax_attn.translate.rules.operators.scattering import cut
 from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 
@@ -55,8 +55,7 @@ def index_select(self: Array, dim: int, index: Array) -> str:
 
 
 def gather(self: Array, dim: int, index: Array) -> str:
-    if self.rank == 0 or index.rank == 0:
-        raise NotImplementedError("gather of a tensor without axes")
+    expect_axes("gather", self, index)
     return f"jnp.take_along_axis({cut('self', self, index, dim % self.rank)}, index, axis={dim})"
 
 
@@ -66,34 +65,33 @@ def take_along_dim(dim: int | None) -> str:
     return f"jnp.take_along_axis(self, indices, axis={dim})"
 
 
-def _row(dim: int, self: Array, index: Array) -> str:
-    return indexed(dim, self.rank, "index" if index.rank else "index[None]")
+def _at_rows(self: Array, dim: int, index: Array, written: str) -> str:
+    """Write into rows along an axis."""
+    expect_axes("rows that are written", self)
+    row = indexed(dim, self.rank, "index" if index.rank else "index[None]")
+    return f"self.at[{row}].{written}"
 
 
 def index_add(self: Array, dim: int, index: Array, alpha: Any) -> str:
-    if self.rank == 0:
-        raise NotImplementedError("index_add into a tensor without axes")
-    source = "source" if alpha == 1 else "alpha * source"
-    return f"self.at[{_row(dim, self, index)}].add({source})"
+    return _at_rows(self, dim, index, f"add({'source' if alpha == 1 else 'alpha * source'})")
 
 
 def index_copy(self: Array, dim: int, index: Array) -> str:
-    if self.rank == 0:
-        raise NotImplementedError("index_copy into a tensor without axes")
-    return f"self.at[{_row(dim, self, index)}].set(source)"
+    return _at_rows(self, dim, index, "set(source)")
 
 
 def index_fill(self: Array, dim: int, index: Array, value: Any) -> str:
-    if self.rank == 0:
-        raise NotImplementedError("index_fill of a tensor without axes")
-    new = (
-        cast("value", value, self.dtype) if isinstance(value, Array) else number(value, self.dtype)
-    )
-    return f"self.at[{_row(dim, self, index)}].set({new})"
+    return _at_rows(self, dim, index, f"set({_as_element(self, value)})")
 
 
-def put(index: Array, source: Array, accumulate: bool) -> str:
-    del index, source
+def _as_element(self: Array, value: Any) -> str:
+    """Write a tensor, or a number, in the dtype of the tensor that takes it."""
+    if isinstance(value, Array):
+        return cast("value", value, self.dtype)
+    return number(value, self.dtype)
+
+
+def put(accumulate: bool) -> str:
     method = "add" if accumulate else "set"
     return f"self.ravel().at[index.ravel()].{method}(source.ravel()).reshape(self.shape)"
 
@@ -133,15 +131,11 @@ def copy(self: Array, src: Array) -> str:
 def fill(self: Array, value: Any) -> str:
     if not isinstance(value, (Array, VaryingSize)) and value in (0, 1):
         return f"jnp.{'ones' if value else 'zeros'}_like(self)"
-    if isinstance(value, Array):
-        return f"jnp.full_like(self, {cast('value', value, self.dtype)})"
-    return f"jnp.full_like(self, {number(value, self.dtype)})"
+    return f"jnp.full_like(self, {_as_element(self, value)})"
 
 
 def masked_fill(self: Array, value: Any) -> str:
-    if isinstance(value, Array):
-        return f"jnp.where(mask, {cast('value', value, self.dtype)}, self)"
-    return f"jnp.where(mask, {number(value, self.dtype)}, self)"
+    return f"jnp.where(mask, {_as_element(self, value)}, self)"
 
 
 def embedding(padding_idx: Any, scale_grad_by_freq: bool) -> str:
@@ -151,12 +145,11 @@ def embedding(padding_idx: Any, scale_grad_by_freq: bool) -> str:
 
 
 def embedding_bag(
-    indices: Array,
     scale_grad_by_freq: bool,
     mode: int,
     per_sample_weights: Array | None,
     include_last_offset: bool,
-    padding_idx: int | None,
+    padding_idx: int | None = None,
 ) -> tuple[str, ...]:
     if scale_grad_by_freq or mode == 2:
         raise NotImplementedError(
@@ -176,18 +169,6 @@ def embedding_bag(
     return bags, "None", "None", "None"
 
 
-def embedding_bag_plain(
-    indices: Array,
-    scale_grad_by_freq: bool,
-    mode: int,
-    per_sample_weights: Array | None,
-    include_last_offset: bool,
-) -> tuple[str, ...]:
-    return embedding_bag(
-        indices, scale_grad_by_freq, mode, per_sample_weights, include_last_offset, None
-    )
-
-
 def one_hot(num_classes: Any) -> str:
     if num_classes == -1:
         raise NotImplementedError("one_hot whose number of classes is the largest index")
@@ -195,15 +176,13 @@ def one_hot(num_classes: Any) -> str:
 
 
 def topk(self: Array, dim: int, largest: bool) -> str:
-    if self.rank == 0:
-        raise NotImplementedError("topk of a tensor without axes")
+    expect_axes("topk", self)
     axis = None if dim % self.rank == self.rank - 1 else dim
     return call("jax.lax.top_k" if largest else "bottom_k", "self", "k", axis=axis)
 
 
 def _sorting(function: str, self: Array, dim: int, descending: bool = False) -> str:
-    if self.rank == 0:
-        raise NotImplementedError("sorting a tensor without axes")
+    expect_axes("sorting", self)
     axis = None if dim % self.rank == self.rank - 1 else dim
     return call(function, "self", axis=axis, descending=True if descending else None)
 
@@ -219,8 +198,7 @@ def argsort(self: Array, dim: int, descending: bool) -> str:
 
 
 def kthvalue(self: Array, k: Any, dim: int, keepdim: bool) -> tuple[str, ...]:
-    if self.rank == 0:
-        raise NotImplementedError("kthvalue of a tensor without axes")
+    expect_axes("kthvalue", self)
     before = f"{k - 1}" if isinstance(k, int) else "k - 1"
     place = indexed(dim, self.rank, f"{before}:k" if keepdim else before)
     return tuple(f"{_sorting(each, self, dim)}[{place}]" for each in ("jnp.sort", "jnp.argsort"))
@@ -248,8 +226,7 @@ def bucketize(right: bool) -> str:
 
 
 def nonzero_static(self: Array) -> str:
-    if self.rank == 0:
-        raise NotImplementedError("nonzero_static of a tensor without axes")
+    expect_axes("nonzero_static", self)
     return "jnp.stack(jnp.nonzero(self, size=size, fill_value=fill_value), axis=-1)"
 
 
@@ -293,7 +270,7 @@ INDEXING: dict[str, Rule] = {
     "aten.masked_scatter.default": "masked_scatter(self, mask, source)",
     "aten.embedding.default": embedding,
     "aten.embedding_bag.padding_idx": embedding_bag,
-    "aten.embedding_bag.default": embedding_bag_plain,
+    "aten.embedding_bag.default": embedding_bag,
     "aten._embedding_bag.default": embedding_bag,
     "aten._embedding_bag_forward_only.default": embedding_bag,
     "aten.one_hot.default": one_hot,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax_attn.translate.rules.calls import call
+from jax_attn.translate.rules.calls import call, expect_axes
 from jax_attn.translate.rules.operands import axis, copying_too, positive
 from jax_attn.translate.rules.rule import Array, Rule, VaryingSize
 
@@ -123,14 +123,12 @@ def repeated(self: Array, out: Array, repeats: Any, dim: int | None = None) -> s
 
 
 def windowed(dimension: int, self: Array) -> str:
-    if self.rank == 0:
-        raise NotImplementedError("windows of a tensor without axes")
+    expect_axes("windows", self)
     return f"windows(self, {positive(dimension, self.rank)}, size, step)"
 
 
 def grid(tensors: Sequence[Array], indexing: str = "ij") -> str:
-    if any(each.rank == 0 for each in tensors):
-        raise NotImplementedError("a grid of tensors without axes")
+    expect_axes("a grid", *tensors)
     return call("jnp.meshgrid", "*tensors", indexing='"ij"' if indexing == "ij" else None)
 
 

@@ -72,7 +72,7 @@ def _cast(template: str, operands: dict[str, Any], dtype: str) -> str:
     return replaced(template, **casts)
 
 
-def division(self: Any, other: Any, rounding_mode: str | None, out: Array) -> str:
+def division(self: Any, other: Any, out: Array, rounding_mode: str | None = None) -> str:
     if rounding_mode is None:
         return promoted("self / other", {"self": self, "other": other}, out.dtype)
     if rounding_mode == "floor":
@@ -82,24 +82,12 @@ def division(self: Any, other: Any, rounding_mode: str | None, out: Array) -> st
     return _cast("jax.lax.div(self, other)", {"self": self, "other": other}, out.dtype)
 
 
-def divided(self: Any, other: Any, out: Array) -> str:
-    return division(self, other, None, out)
-
-
-def clamp(self: Array, min: Any, max: Any, out: Array) -> str:
+def clamp(self: Array, out: Array, min: Any = None, max: Any = None) -> str:
     limits = {name: each for name, each in (("min", min), ("max", max)) if each is not None}
     spelled = ["self", "None" if min is None else "min", None if max is None else "max"]
     # At a limit, the gradient of `jnp.clip` is a half.
     value = call("clamp" if out.is_floating else "jnp.clip", *spelled)
     return promoted(value, {"self": self, **limits}, out.dtype)
-
-
-def clamp_min(self: Array, min: Any, out: Array) -> str:
-    return clamp(self, min, None, out)
-
-
-def clamp_max(self: Array, max: Any, out: Array) -> str:
-    return clamp(self, None, max, out)
 
 
 def where(condition: Array, self: Any, other: Any, out: Array) -> str:
@@ -217,11 +205,11 @@ POINTWISE: dict[str, Rule] = {
     **both("rsub", _scaled("-", "other", "self")),
     **both("mul", binary("self * other")),
     **both("multiply", binary("self * other")),
-    **both("div", divided),
+    **both("div", division),
     **both("div", division, "Tensor_mode", "Scalar_mode"),
-    **both("divide", divided),
+    **both("divide", division),
     **both("divide", division, "Tensor_mode", "Scalar_mode"),
-    **both("true_divide", divided),
+    **both("true_divide", division),
     **both("floor_divide", binary("self // other"), "default", "Scalar"),
     **both("remainder", binary("self % other"), "Tensor", "Scalar", "Scalar_Tensor"),
     **both("fmod", binary("jnp.fmod(self, other)")),
@@ -248,10 +236,10 @@ POINTWISE: dict[str, Rule] = {
     "aten.round.decimals": rounded,
     "aten.clamp.default": clamp,
     "aten.clamp.Tensor": clamp,
-    "aten.clamp_min.default": clamp_min,
-    "aten.clamp_min.Tensor": clamp_min,
-    "aten.clamp_max.default": clamp_max,
-    "aten.clamp_max.Tensor": clamp_max,
+    "aten.clamp_min.default": clamp,
+    "aten.clamp_min.Tensor": clamp,
+    "aten.clamp_max.default": clamp,
+    "aten.clamp_max.Tensor": clamp,
     **both("where", where, "self", "ScalarSelf", "ScalarOther", "Scalar"),
     "aten._to_copy.default": to_copy,
     "aten.type_as.default": to_copy,

@@ -1,6 +1,7 @@
 """Operators that reduce axes, or run along one."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jax_attn.translate.rules.calls import call
@@ -13,20 +14,18 @@ def _jax_sums_in(dtype: str) -> str:
     return {"bool": "int32", "int8": "int32", "int16": "int32", "uint8": "uint32"}.get(dtype, dtype)
 
 
-def method(name: str) -> Any:
-    """Make the rule of a method that takes an axis, `keepdims` and `dtype`, as `sum`."""
+def reduction(function: str, *first: str, gives: Callable[[str], str] = lambda dtype: dtype) -> Any:
+    """Make the rule of what takes an axis, `keepdims` and, unless it gives torch's, a dtype.
+
+    gives: JAX's dtype of the result, by that of the operand.
+    """
 
     def rule(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
-        same = _jax_sums_in(self.dtype) == out.dtype
-        dtype = None if same else f"jnp.{out.dtype}"
-        return call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim or None, dtype=dtype)
+        dtype = None if gives(self.dtype) == out.dtype else f"jnp.{out.dtype}"
+        where = axis(dim, self.rank)
+        return call(function, *first, where, keepdims=keepdim or None, dtype=dtype)
 
     return rule
-
-
-def mean(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
-    dtype = None if self.dtype == out.dtype else f"jnp.{out.dtype}"
-    return call("self.mean", axis(dim, self.rank), keepdims=keepdim or None, dtype=dtype)
 
 
 def _moments(self: Array, dim: Any, unbiased: Any, correction: Any, keepdim: bool) -> list[str]:
@@ -143,24 +142,9 @@ def counted(self: Array, dim: Any = None) -> str:
     return call("jnp.count_nonzero", "self", axis(dim, self.rank))
 
 
-def nan_reduced(function: str) -> Any:
-    def rule(self: Array, out: Array, dim: Any = None, keepdim: bool = False) -> str:
-        dtype = None if self.dtype == out.dtype else f"jnp.{out.dtype}"
-        return call(function, "self", axis(dim, self.rank), keepdims=keepdim or None, dtype=dtype)
-
-    return rule
-
-
 def quantile(self: Array, dim: Any, keepdim: bool, interpolation: str) -> str:
     method = None if interpolation == "linear" else f'"{interpolation}"'
     return call("jnp.quantile", "self", "q", axis=dim, method=method, keepdims=keepdim or None)
-
-
-def extreme(name: str) -> Any:
-    def rule(self: Array, dim: Any = None, keepdim: bool = False) -> str:
-        return call(f"self.{name}", axis(dim, self.rank), keepdims=keepdim or None)
-
-    return rule
 
 
 def extreme_at(name: str) -> Any:
@@ -208,10 +192,10 @@ def truth(name: str) -> Any:
 
 
 REDUCTIONS: dict[str, Rule] = {
-    "aten.sum.default": method("sum"),
-    "aten.sum.dim_IntList": method("sum"),
-    "aten.mean.default": mean,
-    "aten.mean.dim": mean,
+    "aten.sum.default": reduction("self.sum", gives=_jax_sums_in),
+    "aten.sum.dim_IntList": reduction("self.sum", gives=_jax_sums_in),
+    "aten.mean.default": reduction("self.mean"),
+    "aten.mean.dim": reduction("self.mean"),
     **{
         f"aten.{name}.{overload}": moments(template)
         for name, template in {
@@ -222,10 +206,10 @@ REDUCTIONS: dict[str, Rule] = {
         }.items()
         for overload in ("default", "dim", "correction")
     },
-    "aten.prod.default": method("prod"),
-    "aten.prod.dim_int": method("prod"),
-    "aten.nansum.default": nan_reduced("jnp.nansum"),
-    "aten.nanmean.default": nan_reduced("jnp.nanmean"),
+    "aten.prod.default": reduction("self.prod", gives=_jax_sums_in),
+    "aten.prod.dim_int": reduction("self.prod", gives=_jax_sums_in),
+    "aten.nansum.default": reduction("jnp.nansum", "self"),
+    "aten.nanmean.default": reduction("jnp.nanmean", "self"),
     "aten.linalg_vector_norm.default": vector_norm,
     "aten.norm.Scalar": vector_norm,
     "aten.norm.ScalarOpt_dim": vector_norm,
@@ -247,14 +231,14 @@ REDUCTIONS: dict[str, Rule] = {
     "aten.quantile.default": quantile,
     "aten.quantile.scalar": quantile,
     "aten.trace.default": "jnp.trace(self)",
-    "aten.amax.default": extreme("max"),
-    "aten.amin.default": extreme("min"),
-    "aten.max.default": extreme("max"),
-    "aten.min.default": extreme("min"),
+    "aten.amax.default": reduction("self.max"),
+    "aten.amin.default": reduction("self.min"),
+    "aten.max.default": reduction("self.max"),
+    "aten.min.default": reduction("self.min"),
     "aten.max.dim": extreme_at("argmax"),
     "aten.min.dim": extreme_at("argmin"),
-    "aten.argmax.default": extreme("argmax"),
-    "aten.argmin.default": extreme("argmin"),
+    "aten.argmax.default": reduction("self.argmax", gives=lambda _: "int32"),
+    "aten.argmin.default": reduction("self.argmin", gives=lambda _: "int32"),
     "aten.softmax.int": softmax("jax.nn.softmax"),
     "aten._softmax.default": softmax("jax.nn.softmax"),
     "aten._safe_softmax.default": softmax("safe_softmax"),

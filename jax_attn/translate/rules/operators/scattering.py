@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jax_attn.translate.rules.calls import number
+from jax_attn.translate.rules.calls import expect_axes, number
 from jax_attn.translate.rules.rule import Array, Rule
 
 
@@ -18,8 +18,7 @@ def cut(name: str, value: Array, index: Array, dim: int | None) -> str:
 
 
 def _places(self: Array, dim: int, index: Array) -> str:
-    if self.rank == 0 or index.rank == 0:
-        raise NotImplementedError("scatter into a tensor without axes")
+    expect_axes("scatter", self, index)
     return "index" if self.rank == 1 else f"along(index, axis={dim})"
 
 

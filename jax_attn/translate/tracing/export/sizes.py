@@ -13,6 +13,7 @@ from torch.fx import Node
 from jax_attn.translate.tracing.export.marks import named_leaves
 from jax_attn.translate.tracing.private import Guard, expression, guards, printed
 from jax_attn.translate.tracing.problems import Unsupported
+from jax_attn.translate.tracing.source.frames import tree_of
 
 Dynamic = Mapping[str, Mapping[int, str]]
 
@@ -27,38 +28,30 @@ def size_problems(arguments: Mapping[str, Any], dynamic: Dynamic) -> list[Unsupp
     leaves = {
         name: value for key, tree in arguments.items() for name, value in named_leaves(key, tree)
     }
-    problems = []
+    problems: list[Unsupported] = []
     seen: dict[str, tuple[int, str]] = {}
+
+    def refuse(place: str, reason: str) -> None:
+        problems.append(Unsupported("size", place, reason))
+
     for name, axes in dynamic.items():
         if not hasattr(leaves.get(name), "shape"):
             known = ", ".join(each for each in leaves if hasattr(leaves[each], "shape"))
-            problems.append(
-                Unsupported("size", name, f"dynamic names no tensor; the tensors are {known}")
-            )
+            refuse(name, f"dynamic names no tensor; the tensors are {known}")
             continue
         shape = leaves[name].shape
         for axis, size in axes.items():
             place = f"{name}, axis {axis}, size {size!r}"
             if not size.isidentifier():
-                problems.append(Unsupported("size", place, "expected a name of Python"))
+                refuse(place, "expected a name of Python")
             elif not -len(shape) <= axis < len(shape):
-                problems.append(
-                    Unsupported("size", place, f"the input has {len(shape)} axes, no axis {axis}")
-                )
+                refuse(place, f"the input has {len(shape)} axes, no axis {axis}")
             elif shape[axis] < 2:
-                problems.append(
-                    Unsupported(
-                        "size",
-                        place,
-                        f"the input has {shape[axis]} there, which torch.export takes for fixed; "
-                        "translate with an input of 2 or more",
-                    )
-                )
+                reason = f"the input has {shape[axis]} there, which torch.export takes for fixed; "
+                refuse(place, reason + "translate with an input of 2 or more")
             elif seen.setdefault(size, (shape[axis], place))[0] != shape[axis]:
                 other, there = seen[size]
-                problems.append(
-                    Unsupported("size", place, f"is {shape[axis]}, and {other} at {there}")
-                )
+                refuse(place, f"is {shape[axis]}, and {other} at {there}")
     return problems
 
 
@@ -171,11 +164,7 @@ def _is_of_layout(guard: Guard) -> bool:
 
 def _is_check(file: str, line: int) -> bool:
     """Return whether a line asks whether a size is allowed: an `assert`, an `if` that raises."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return False
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or 0):
             return True
         if isinstance(node, ast.If) and node.lineno <= line < max(

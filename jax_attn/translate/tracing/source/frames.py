@@ -42,36 +42,30 @@ def is_reference(file: str) -> bool:
     return file.startswith(_LAYERS) or not file.startswith(_TORCH)
 
 
+@lru_cache(maxsize=256)
+def tree_of(file: str) -> ast.Module:
+    """Return the syntax tree of a file, an empty one if it is no Python."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
 @lru_cache(maxsize=64)
 def _passing(file: str) -> frozenset[int]:
     """Return the lines on which a function hands all its arguments on, as a decorator's does."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return frozenset()
     lines: set[int] = set()
-    for function in ast.walk(tree):
+    for function in ast.walk(tree_of(file)):
         if not isinstance(function, ast.FunctionDef):
             continue
         rest, named = function.args.vararg, function.args.kwarg
         if rest is None or named is None:
             continue
         for call in ast.walk(function):
-            if (
-                isinstance(call, ast.Call)
-                and any(
-                    isinstance(each, ast.Starred)
-                    and isinstance(each.value, ast.Name)
-                    and each.value.id == rest.arg
-                    for each in call.args
-                )
-                and any(
-                    each.arg is None
-                    and isinstance(each.value, ast.Name)
-                    and each.value.id == named.arg
-                    for each in call.keywords
-                )
-            ):
+            if not isinstance(call, ast.Call):
+                continue
+            options = [ast.unparse(each.value) for each in call.keywords if each.arg is None]
+            if f"*{rest.arg}" in map(ast.unparse, call.args) and named.arg in options:
                 lines.update(range(call.lineno, (call.end_lineno or call.lineno) + 1))
     return frozenset(lines)
 

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import linecache
 import sys
 import sysconfig
 import types
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from jax_attn.translate.tracing.source.frames import is_reference
+from jax_attn.translate.tracing.source.frames import is_reference, tree_of
 
 
 class Helper(NamedTuple):
@@ -85,11 +84,7 @@ def _only_called(file: str) -> frozenset[str]:
 
     Another function may stand in for one of these: nobody compares it or keeps it.
     """
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return frozenset()
-    nodes = list(ast.walk(tree))
+    nodes = list(ast.walk(tree_of(file)))
     called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
     read = {
         node.id

@@ -2,13 +2,12 @@
 
 import ast
 import inspect
-import linecache
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from jax_attn.translate.tracing.source.frames import Frame
+from jax_attn.translate.tracing.source.frames import Frame, tree_of
 
 
 @dataclass(frozen=True)
@@ -26,17 +25,8 @@ class Statement:
 
 
 @lru_cache(maxsize=256)
-def _tree(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return None
-
-
-@lru_cache(maxsize=256)
 def _statements(file: str) -> tuple[ast.stmt, ...]:
-    tree = _tree(file)
-    return tuple(each for each in ast.walk(tree) if isinstance(each, ast.stmt)) if tree else ()
+    return tuple(each for each in ast.walk(tree_of(file)) if isinstance(each, ast.stmt))
 
 
 @lru_cache(maxsize=65536)
@@ -126,6 +116,7 @@ def return_names(frame: Frame, count: int) -> tuple[str | None, ...]:
     return (None,) * count
 
 
+@lru_cache(maxsize=4096)
 def _function(file: str, line: int, name: str) -> ast.FunctionDef | None:
     """Return the function of a name that starts at a line, or at its decorators' first line."""
     return min(
@@ -169,9 +160,8 @@ def aliases(frame: Frame) -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=4096)
 def loop_variable(frame: Frame) -> str | None:
     """Return the name of the element in the `for` statement around a line, if there is one."""
-    tree = _tree(frame.file)
     best: ast.For | None = None
-    for node in ast.walk(tree) if tree else ():
+    for node in _statements(frame.file):
         if (
             isinstance(node, ast.For)
             and node.lineno <= frame.line <= (node.end_lineno or 0)
@@ -199,19 +189,25 @@ def passed_name(frame: Frame, function: Callable[..., Any], parameter: str) -> s
     return None
 
 
+def source_of(function: Callable[..., Any]) -> ast.AST:
+    """Return the syntax tree of a function, an empty one if it has no source."""
+    code = getattr(function, "__code__", None)
+    found = _function(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+    return found or ast.Module([], [])
+
+
 def shape_names(function: Callable[..., Any]) -> Mapping[tuple[str, int], str]:
     """Return the names that a function gives to sizes of its arguments, by argument and axis.
 
     These are the names in `batch, length, _ = x.shape` and in `length = x.size(1)`.
     """
-    code = getattr(function, "__code__", None)
-    found = _function(code.co_filename, code.co_firstlineno, code.co_name) if code else None
+    found = source_of(function)
     names: dict[tuple[str, int], str] = {}
     stored: dict[str, int] = {}
-    for node in ast.walk(found) if found else ():
+    for node in ast.walk(found):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             stored[node.id] = min(node.lineno, stored.get(node.id, node.lineno))
-    for node in ast.walk(found) if found else ():
+    for node in ast.walk(found):
         if not isinstance(node, ast.Assign):
             continue
         target = node.targets[0]

@@ -9,30 +9,9 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.fx import Node
 
+from helpers.traced_trees import X, calls, tree
 from jax_attn.translate.tracing.calls import ModuleCall
-from jax_attn.translate.tracing.export.exported import exported
-from jax_attn.translate.tracing.problems import TranslationError, Unsupported
 from jax_attn.translate.tracing.source.frames import frames
-from jax_attn.translate.tracing.traced import traced
-from jax_attn.translate.tracing.unsupported import unsupported
-
-X = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-
-
-def tree(reference, *inputs, dynamic=None, **named):
-    return traced(exported(reference, inputs or named, dynamic), reference)
-
-
-def calls(call):
-    """Iterate over the calls below one, in order."""
-    for step in call.steps:
-        if isinstance(step, ModuleCall):
-            yield step
-            yield from calls(step)
-
-
-def kinds(found):
-    return [problem.kind for problem in found]
 
 
 class Linear(nn.Module):
@@ -235,178 +214,12 @@ def test_frames_of_helpers():
     assert frames(cos)[0].text.startswith("return torch.utils.checkpoint")
 
 
-# -- sizes
-
-
-class Attends(nn.Module):
-    def forward(self, x, mask):
-        batch, length = x.shape[:2]
-        scores = x.reshape(batch * length, -1) @ x.new_ones(x.shape[2], length // 2)
-        return scores.view(batch, length, -1) * mask[:, :, None]
-
-
-@pytest.mark.slow
-def test_sizes_are_written_in_their_names():
-    dynamic = {"x": {0: "B", 1: "T"}, "mask": {0: "B", 1: "T"}}
-    found = tree(Attends(), dynamic=dynamic, x=torch.randn(3, 11, 5), mask=torch.ones(3, 11))
-    assert sorted(set(found.sizes.names.values())) == ["B", "T"]
-    written = {
-        found.sizes.written(size) for node in found.root.nodes() for size in node.meta["val"].shape
-    }
-    assert written == {"B", "T", "B * T", "T // 2", "5", "1"}
-    assert not found.sizes.fixed
-
-
-class Loop(nn.Module):
-    def forward(self, x):
-        return sum(x[:, step] * step for step in range(x.shape[1]))  # HERE
-
-
-class Unbound(nn.Module):
-    def forward(self, x):
-        first, *others = x.unbind(1)  # HERE
-        return first + sum(others)
-
-
-class Square(nn.Module):
-    def forward(self, x):
-        return x @ x  # HERE
-
-
-class Long(nn.Module):
-    def forward(self, x):
-        return x * 2 if x.shape[1] > 6 else x  # HERE
-
-
-class Rows(nn.Module):
-    def forward(self, x):
-        return torch.stack([row * 2 for row in x])  # HERE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Loop, Unbound, Square, Long, Rows])
-def test_size_that_the_export_fixes_is_refused_with_its_line(kind):
-    with pytest.raises(TranslationError) as caught:
-        tree(kind(), torch.randn(7, 7), dynamic={"x": {0: "B", 1: "T"}})
-    (problem,) = caught.value.problems
-    assert problem.kind == "size"
-    assert "# HERE" in problem.text
-
-
-class Checked(nn.Module):
-    def forward(self, x):
-        if x.shape[1] > 40:  # HERE
-            raise ValueError("too long")
-        return x * 2
-
-
-class Halves(nn.Module):
-    def forward(self, x):
-        return x.view(x.shape[0], x.shape[1] // 2, 2)  # HERE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Checked, Halves])
-def test_size_that_torch_itself_refuses_is_told(kind):
-    found = tree(kind(), torch.randn(3, 10), dynamic={"x": {0: "B", 1: "T"}})
-    assert found.sizes.limits
-    assert all("# HERE" in problem.text for problem in found.sizes.limits)
-
-
-def test_sizes_that_are_wrong_are_told_at_once():
-    with pytest.raises(TranslationError) as caught:
-        tree(
-            Attends(),
-            dynamic={"x": {0: "B", 1: "T", 5: "Z"}, "mask": {0: "T"}, "y": {0: "B"}},
-            x=torch.randn(1, 11, 5),
-            mask=torch.ones(1, 11),
-        )
-    assert kinds(caught.value.problems) == ["size"] * 4
-
-
-class Cache:
-    pass
-
-
-class Cached(nn.Module):
-    def forward(self, x, past=None):
-        return x
-
-
-def test_cache_as_an_input_is_refused():
-    with pytest.raises(TranslationError) as caught:
-        tree(Cached(), x=X, past=Cache())
-    (problem,) = caught.value.problems
-    assert (problem.kind, problem.operator) == ("input", "past")
-
-
-def test_input_that_forward_does_not_take_is_refused():
-    with pytest.raises(TranslationError) as caught:
-        tree(Cached(), x=X, future=X)
-    assert kinds(caught.value.problems) == ["input"]
-
-
-# -- what cannot be translated
-
-
-@pytest.mark.parametrize(
-    ("file", "shown"),
-    [
-        ("/home/me/lib/python3.11/site-packages/torch/nn/functional.py", "torch/nn/functional.py"),
-        ("/usr/lib/python3/dist-packages/timm/layers/mlp.py", "timm/layers/mlp.py"),
-        ("/home/me/model.py", "/home/me/model.py"),
-    ],
-)
-def test_a_line_of_an_installed_package_is_told_by_its_module(file, shown):
-    problem = Unsupported("size", "x, axis 1", "is fixed", file, 7, "return x")
-    assert (problem.source, problem.file) == (shown, file)
-    assert str(problem).endswith(f"\n    {shown}:7: return x")
-
-
-class Untranslatable(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("position", torch.zeros((), dtype=torch.long))
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x):
-        self.position.add_(1)  # buffer
-        positive = x[x > 0]  # data-dependent size
-        places = x.nonzero()  # data-dependent size
-        noise = nn.functional.dropout(x, 0.1)  # random
-        drawn = torch.rand(3)  # random
-        kept = self.drop(x) + nn.functional.dropout(x, 0.0)
-        found = torch.special.bessel_j0(x)  # operator
-        return positive.sum() + places.sum() + noise + drawn[:, None] + kept + found
-
-
-@pytest.mark.slow
-def test_all_that_cannot_be_translated_is_told_with_its_line():
-    # What a dropout leaves in eval mode is a clone.
-    known = ["aten.sum.default", "aten.add.Tensor", "aten.clone.default"]
-    found = unsupported(tree(Untranslatable(), X), known)
-    for problem in found:
-        assert problem.file == __file__
-        if problem.kind != "operator":
-            assert problem.text.endswith(f"# {problem.kind}")
-    assert kinds(found).count("data-dependent size") == 2
-    assert kinds(found).count("random") == 2
-    assert kinds(found).count("buffer") == 1
-    operators = {problem.operator for problem in found if problem.kind == "operator"}
-    assert "aten.special_bessel_j0.default" in operators
-    assert "aten.sum.default" not in operators
-    assert not any("dropout" in operator for operator in operators)
-
-
 @pytest.mark.slow
 def test_everything_of_a_module_that_can_be_translated_is_in_the_tree():
     found = tree(Helped(), X)
     operators = [node for node in found.program.graph.nodes if node.op == "call_function"]
     assert list(found.root.nodes()) == operators
     assert all(isinstance(node, Node) for node in found.root.results)
-
-
-# -- models as they are published
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A reference traced in eval mode and, where its own code asks for it, in training mode too."""
+"""Trace a reference in eval mode and, if its own code asks for it, in training mode too."""
 
 from collections import Counter
 from collections.abc import Container, Mapping
@@ -30,7 +30,7 @@ _KEPT = {"deterministic", "rngs"}
 
 
 class BothModes(NamedTuple):
-    """A reference as it is traced.
+    """Hold a reference as it is traced.
 
     Attributes:
       evaluated: in eval mode.

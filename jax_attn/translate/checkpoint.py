@@ -21,7 +21,7 @@ Inputs = Mapping[str, Any] | tuple[Any, ...]
 
 
 class AnySize(NamedTuple):
-    """A translation and the sizes that vary in it. fixed: why others do not, or ()."""
+    """Hold a translation and the sizes that vary in it. fixed: why others do not, or ()."""
 
     translation: Translation
     dynamic: Dynamic
@@ -29,12 +29,12 @@ class AnySize(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on sizes that do not vary."""
+        """Return sentences on sizes that do not vary."""
         return tuple(f"a size that does not vary: {problem}" for problem in self.fixed)
 
 
 class CheckpointModel(NamedTuple):
-    """The model of a checkpoint, and inputs for it. notes: what of the checkpoint is not in it."""
+    """Hold a checkpoint's model and inputs for it. notes: what of the checkpoint it lacks."""
 
     module: torch.nn.Module
     inputs: Inputs

@@ -1,4 +1,4 @@
-"""The folder of a translation: its source, its weights, how to call it, and the report.
+"""Write the folder of a translation: its source, its weights, how to call it, and the report.
 
 model.py              the source
 weights.safetensors   the arrays of the module by dotted path; constants of the source are not among

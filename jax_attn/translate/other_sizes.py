@@ -1,4 +1,4 @@
-"""Inputs of other sizes, made from given ones by cutting and repeating along their axes."""
+"""Make inputs of other sizes from given ones, cut and repeated along their axes."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -28,7 +28,7 @@ MAKE_IT = (
 
 
 class Pretrained(NamedTuple):
-    """A model in eval mode. unexpected: tensors of the folder that it does not have."""
+    """Hold a model in eval mode. unexpected: tensors of the folder that it does not have."""
 
     module: torch.nn.Module
     unexpected: tuple[str, ...]
@@ -36,7 +36,7 @@ class Pretrained(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what of the folder is not in the module."""
+        """Return sentences on what of the folder is not in the module."""
         unread = ", ".join(self.unexpected)
         rest = ", ".join(self.rest)
         return (

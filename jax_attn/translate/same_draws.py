@@ -1,4 +1,4 @@
-"""The same random numbers on both sides, so that training mode is compared as eval mode is."""
+"""Draw the same random numbers on both sides, to compare training mode as eval mode is."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -24,7 +24,7 @@ from jax_attn.translate.tracing.unsupported import unsupported
 
 @dataclass(frozen=True)
 class Translation:
-    """A translated module.
+    """Hold a translated module.
 
     Attributes:
       source: the text of a Python file that imports jax and flax alone.
@@ -48,7 +48,7 @@ class Translation:
 
     @property
     def training_notes(self) -> tuple[str, ...]:
-        """Sentences on why the source lacks what the reference does in training mode only."""
+        """Return sentences on what the source lacks of what the reference does in training mode."""
         return tuple(f"only eval mode is translated: {problem}" for problem in self.untrained)
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:

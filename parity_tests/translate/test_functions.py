@@ -25,6 +25,11 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     return q_embed, k_embed
 
 
+def flat(x: Tensor) -> Tensor:
+    *others, length, width = x.shape
+    return x.reshape(*others, length * width)
+
+
 def repeat(x: Tensor, times: int) -> Tensor:
     batch, heads, length, width = x.shape
     x = x[:, :, None].expand(batch, heads, times, length, width)
@@ -117,11 +122,22 @@ class Compares(Rotates):
         return compared(x) + (compared(self.a(x)) if kept["compared"] is compared else x)
 
 
+class Flattens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.mix(x)[0, 0]
+        return flat(x) + flat(2 * x)
+
+
 kept = {"compared": compared}
 ROWS = {
     "a function in a function": (Rotates(), ["rotate_half"]),
     "a function that calls another": (RotatesTwice(), ["rotate_half", "apply_rotary"]),
     "a number in the call": (Parts(), ["parts"]),
+    "sizes behind others": (Flattens(), ["flat"]),
     "sizes that differ": (Repeats(), ["repeat"]),
     "a write into an argument": (Doubles(), []),
     "a module that is called": (Gates(), []),

@@ -162,6 +162,23 @@ def buffers() -> nn.Module:
     return made
 
 
+def large_constant() -> nn.Module:
+    made = body(lambda self, x: self.a(x) * self.constant + self.kept["table"].mean(0))
+    made.constant, made.kept = nn.Parameter(torch.randn(5)), {"table": torch.randn(40, 5)}
+    return made
+
+
+class Sized(nn.Module):
+    """A parameter and an argument of one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor, size: int) -> Tensor:
+        return (x * self.size)[:, :size].sum(1, keepdim=True)
+
+
 class Row(NamedTuple):
     module: Callable[[], nn.Module]
     inputs: Any = (X,)
@@ -248,6 +265,10 @@ ROWS = {
     "a batch norm": Row(lambda: body(lambda self, x: self.part(self.a(x)), part=nn.BatchNorm1d(5))),
     "an RMS norm": Row(lambda: body(lambda self, x: self.part(self.a(x)), part=nn.RMSNorm(5))),
     "buffers of every kind": Row(buffers),
+    "a parameter with the name of a large constant": Row(large_constant),
+    "a parameter with the name of a number": Row(
+        lambda: body(lambda self, x: self.p(self.a(x), 2) + self.q(x, 3), p=Sized(), q=Sized())
+    ),
     "two classes of one name": Row(
         lambda: body(
             lambda self, x: self.p(x) + self.q(x), p=block(torch.tanh), q=block(torch.sigmoid)

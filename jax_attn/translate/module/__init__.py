@@ -1,1 +1,1 @@
-"""The source of the NNX module: methods, classes, and the table of weights."""
+"""Write the source of the NNX module from the traced graph: methods, classes, and the file."""

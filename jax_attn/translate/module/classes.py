@@ -1,4 +1,4 @@
-"""The classes of the file: one for the modules of a class of torch, or two."""
+"""Write the classes of the file: one for the modules of a class of torch, or two."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ _LONGEST_UNLIKE = 8
 
 @dataclass
 class Class:
-    """A class of the file.
+    """Hold a class of the file.
 
     Attributes:
       name: its name, torch's where one class of the file stands for torch's.
@@ -98,7 +98,7 @@ class Classes:
 
     @cached_property
     def classes(self) -> list[Class]:
-        """Every class of the file, those that others use first."""
+        """Write every class of the file, those that others use first."""
         # Modules that are never called are there too, if others read their tensors.
         paths = dict.fromkeys([*self.places.calls, *self.places.holders()])
         by_depth = sorted(paths, key=lambda path: (-path.count(".") if path else 1, path))
@@ -217,7 +217,7 @@ class Classes:
 
 
 class _Writing:
-    """One class on its way to being written."""
+    """Write one class. Use `written`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The text of the file: imports, functions that JAX lacks, and the classes."""
+"""Write the text of the file: imports, functions that JAX lacks, and the classes."""
 
 import ast
 import inspect

@@ -1,1 +1,1 @@
-"""One rule an operator of torch, in files by kind; those of layers of `torch.nn` in a room."""
+"""Write one call of an operator of torch as JAX, by one rule an operator."""

@@ -1,4 +1,4 @@
-"""Python expressions of the file that is written, as syntax trees."""
+"""Write and read Python expressions of the file as syntax trees."""
 
 import ast
 import math

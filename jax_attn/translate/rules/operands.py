@@ -1,4 +1,4 @@
-"""How operands enter a template: cast to the dtype in which torch computes, and axes as Python."""
+"""Put operands into templates: cast to the dtype in which torch computes, and axes as Python."""
 
 import functools
 import re

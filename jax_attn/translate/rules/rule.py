@@ -1,4 +1,4 @@
-"""What a rule is: from an operator's arguments to the JAX expression that computes the same.
+"""Apply a rule: from an operator's arguments to the JAX expression that computes the same.
 
 A rule is a template, `"jnp.exp(self)"`, whose names are the arguments of the operator's schema; or
 a function that takes the arguments it needs by these names and returns a template. A function sees
@@ -26,14 +26,14 @@ Rule = str | Callable[..., Templates]
 
 @dataclass(frozen=True)
 class VaryingSize:
-    """A size that varies between calls; `hint` is what it was in the traced one."""
+    """Stand for a size that varies between calls; `hint` is what it was in the traced one."""
 
     hint: int
 
 
 @dataclass(frozen=True)
 class Array:
-    """The shape and the dtype, by JAX's name, of a tensor."""
+    """Hold the shape and the dtype, by JAX's name, of a tensor."""
 
     shape: tuple[int | VaryingSize, ...]
     dtype: str

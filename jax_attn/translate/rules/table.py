@@ -1,4 +1,4 @@
-"""The one table of rules, by the operator's name with its overload."""
+"""Put all rules into one table, by the operator's name with its overload."""
 
 from jax_attn.translate.rules.layers.activations import ACTIVATIONS
 from jax_attn.translate.rules.layers.attention import ATTENTION

@@ -1,4 +1,4 @@
-"""What torch has and JAX has not; a translated file contains the source of what it uses.
+"""List what torch has and JAX has not; a translated file contains the source of what it uses.
 
 Each function or class uses `jax`, `jnp`, `nnx` and others of this table, nothing else.
 """

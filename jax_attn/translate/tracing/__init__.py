@@ -1,1 +1,1 @@
-"""What a torch module computes: its functional graph as a tree of calls, with torch's own lines."""
+"""Trace what a torch module computes: a functional graph as a tree of calls, with torch's lines."""

@@ -1,4 +1,4 @@
-"""The graph of a program as a tree of calls: each call of a module with what it did, in order."""
+"""Read a graph as a tree of calls: each call of a module with what it did, in order."""
 
 import inspect
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -18,7 +18,7 @@ from jax_attn.translate.tracing.values import does_nothing, is_size, keep, opera
 
 @dataclass(eq=False)
 class ModuleCall:
-    """One call of a module.
+    """Hold one call of a module.
 
     Attributes:
       path: the module's name in the reference, the first of several; the reference's own is empty.

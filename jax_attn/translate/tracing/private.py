@@ -1,4 +1,4 @@
-"""Everything that translating uses of torch and that torch does not promise to keep.
+"""Hold everything that translating uses of torch and that torch does not promise to keep.
 
 `parity_tests/translate/test_private.py` tells when a version of torch moves one of these.
 """
@@ -25,7 +25,7 @@ Stack = list[traceback.FrameSummary]
 
 
 class Guard(NamedTuple):
-    """A condition on sizes under which torch.export traced.
+    """Hold a condition on sizes under which torch.export traced.
 
     Attributes:
       expression: the condition, of sympy.

@@ -1,4 +1,4 @@
-"""What cannot be translated, and where torch's source says it."""
+"""Say what cannot be translated, and where torch's source says it."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _INSTALLED = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
 
 @dataclass(frozen=True)
 class Unsupported:
-    """One thing that cannot be translated.
+    """Hold one thing that cannot be translated.
 
     Attributes:
       kind: a word for programs: "input", "module", "size", "operator", "data-dependent size",
@@ -34,7 +34,7 @@ class Unsupported:
 
     @property
     def source(self) -> str:
-        """The file; of an installed package, its path from there, as torch/nn/functional.py."""
+        """Return the file; in an installed package, its path from there: torch/nn/functional.py."""
         return _INSTALLED.sub("", self.file)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ def problem_at(node: Node, kind: str, name: str, reason: str) -> Unsupported:
 
 
 class TranslationError(ValueError):
-    """A module that cannot be translated; `problems` lists every reason."""
+    """Refuse a module that cannot be translated; `problems` lists every reason."""
 
     def __init__(self, problems: Sequence[Unsupported]) -> None:
         self.problems = tuple(dict.fromkeys(problems))

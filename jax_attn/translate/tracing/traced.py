@@ -1,4 +1,4 @@
-"""A traced reference: its calls, its tensors, and its sizes."""
+"""Arrange a traced reference: its calls, its tensors, and its sizes."""
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from jax_attn.translate.tracing.values import is_size, operands, tensors_of
 
 @dataclass(frozen=True)
 class TracedModule:
-    """A program as a tree of calls.
+    """Hold a program as a tree of calls.
 
     Attributes:
       root: the call of the reference.

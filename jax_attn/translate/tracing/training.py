@@ -1,4 +1,4 @@
-"""A graph in training mode beside the one in eval mode: dropout that is one operator in both."""
+"""Write dropout as one operator, in the graphs of training mode and of eval mode."""
 
 import operator
 from collections.abc import Container, Iterator

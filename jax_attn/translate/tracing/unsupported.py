@@ -1,4 +1,4 @@
-"""Everything in a traced module that cannot be translated, each with its line."""
+"""List everything in a traced module that cannot be translated, each with its line."""
 
 from collections.abc import Container, Iterator
 

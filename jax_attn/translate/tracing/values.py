@@ -1,4 +1,4 @@
-"""Values of a graph: operators that do nothing, sizes, and what an operator reads."""
+"""Read values of a graph: operators that do nothing, sizes, and what an operator reads."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The arguments of the `__init__` of a class, and the constants of its statements that they are."""
+"""Make arguments of `__init__` of the constants in which statements of a class differ."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _PLAIN = (0.0, 0.5, 1.0, 2.0)
 
 
 class Arguments:
-    """The arguments of the `__init__` of a class.
+    """Collect the arguments of the `__init__` of a class.
 
     Attributes:
       values: for each argument, by name, its value in each instance that needs it, by path.
@@ -39,6 +39,13 @@ class Arguments:
         self.values: dict[str, dict[str, Any]] = {}
         self.attributes: dict[str, Written] = {}
         self.mixed: set[str] = set()
+        # What modules hold keeps its names.
+        self.members = {
+            name
+            for module in modules.values()
+            for table in (module._parameters, module._buffers, module._modules)
+            for name in table
+        }
 
     def add(self, name: str, values: Mapping[str, Any]) -> str:
         """Take an argument of these values; one that has them already under this name serves."""
@@ -54,6 +61,8 @@ class Arguments:
             shared = {repr(known[path]) for path in values.keys() & known.keys()}
             if is_part and len(shared) > 1 and _agree(known, values):
                 return self.add(name, values)
+        while hint in self.members:
+            hint += "_"
         return self.add(attribute_of(self.modules, values) or hint, values)
 
     def body(self, line: MergedLine) -> ast.stmt:

@@ -1,4 +1,4 @@
-"""The constants of statements: those in which copies of a statement may differ."""
+"""Find and replace the constants in which copies of a statement may differ."""
 
 import ast
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The calls that make modules, written alike where copies of them differ in what they leave out."""
+"""Write calls that make modules alike, where copies of them differ in what they leave out."""
 
 import ast
 import copy

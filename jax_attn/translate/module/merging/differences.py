@@ -1,4 +1,4 @@
-"""What tells the uses of a class apart, by the names of torch's own source."""
+"""Tell the uses of a class apart, by the names of torch's own source."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from jax_attn.translate.tracing.calls import ModuleCall
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a class: a call of an instance, or an instance that is never called."""
+    """Hold one use of a class: a call of an instance, or an instance that is never called."""
 
     path: str
     call: ModuleCall | None = None
@@ -24,7 +24,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Flag:
-    """What an attribute of the torch modules says, as a condition on it.
+    """Hold what an attribute of the torch modules says, as a condition on it.
 
     Attributes:
       name: the attribute.
@@ -177,7 +177,7 @@ def member_conditions(
 
 
 class Conditions:
-    """The conditions of a class, with the flags that some of them are.
+    """Collect the conditions of a class, with the flags that some of them are.
 
     Args:
       uses: the uses of the class.

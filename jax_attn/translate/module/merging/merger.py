@@ -16,7 +16,7 @@ from jax_attn.translate.rules.expression import stored
 
 @dataclass(frozen=True)
 class Condition:
-    """What holds for some uses of a class and not for others.
+    """Hold what is true for some uses of a class and not for others.
 
     Attributes:
       holds: the uses for which it is true.
@@ -34,14 +34,14 @@ class Condition:
 
 @dataclass
 class MergedLine:
-    """One statement, as each of its uses has it; they differ in constants."""
+    """Hold one statement as each of its uses has it; they differ in constants."""
 
     statements: dict[int, ast.stmt]
 
 
 @dataclass
 class Branch:
-    """What uses do for which a condition holds, and what the others do."""
+    """Hold what uses do for which a condition is true, and what the others do."""
 
     condition: Condition
     then: "list[Part]"
@@ -101,7 +101,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:
 
 
 class InseparableError(Exception):
-    """No condition tells uses apart whose bodies differ."""
+    """Tell that no condition separates uses whose bodies differ."""
 
 
 class Merger:

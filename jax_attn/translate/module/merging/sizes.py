@@ -1,4 +1,4 @@
-"""Sizes in which the instances of a class differ, as a person would write them."""
+"""Write sizes in which the instances of a class differ, as a person would."""
 
 import ast
 import itertools
@@ -18,7 +18,7 @@ Values = Mapping[int, Any]
 
 
 class MethodSizes:
-    """The sizes of a method that its arguments tell.
+    """Write the sizes of a method that its arguments tell.
 
     Attributes:
       assigned: what statements so far assign; an argument among it may be another array by then.

@@ -1,4 +1,4 @@
-"""Sizes that one method reads from the shapes of its arguments."""
+"""Name and write the sizes that a method reads from the shapes of its arguments."""
 
 import ast
 import re
@@ -30,7 +30,7 @@ _OF_MASKS = {(4, 0): "batch_size", (4, 2): "query_length", (4, 3): "key_length"}
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of an argument, the variable that holds its size, and the size of the graph."""
+    """Hold an axis of an argument, the variable of its size, and the size of the graph."""
 
     argument: str
     axis: int
@@ -104,7 +104,7 @@ def shape_reads(
 
 
 class Axes:
-    """The sizes that a method can read from its arguments, and those that it does read.
+    """Write the sizes that a method can read from its arguments, and keep those that it does read.
 
     Args:
       call: a call of the method.

@@ -1,4 +1,4 @@
-"""What computes each value of a call, as expressions in the names of its method."""
+"""Write what computes each value of a call, as expressions in the names of its method."""
 
 import ast
 from abc import abstractmethod

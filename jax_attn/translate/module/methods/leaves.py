@@ -1,4 +1,4 @@
-"""Modules of torch that NNX has: how each is made, called, and how its tensors cross."""
+"""List the modules of torch that NNX has: how each is made, called, and how its tensors cross."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,8 +12,10 @@ from jax_attn import transfer
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a leaf: its name in NNX, the step that carries it, and how it reads in torch's
-    layout, where `self` stands for NNX's array."""
+    """Hold a tensor of a leaf: its name in NNX, the step that carries it, and its expression.
+
+    The expression reads it in torch's layout; `self` stands for NNX's array.
+    """
 
     name: str
     step: Any = None
@@ -22,7 +24,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class KnownLayer:
-    """How NNX makes and calls a module.
+    """Say how NNX makes and calls a module.
 
     Attributes:
       made: the constructor's call, as a template without `rngs`; None where NNX cannot make it.

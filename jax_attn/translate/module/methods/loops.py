@@ -1,4 +1,4 @@
-"""Calls of the modules of a list, one after another, that are one loop."""
+"""Find calls of the modules of a list, one after another, that are one loop."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from jax_attn.translate.tracing.calls import ModuleCall
 
 @dataclass(frozen=True)
 class Loop:
-    """Calls that are one loop.
+    """Hold calls that are one loop.
 
     Attributes:
       calls: the calls, in order.

@@ -1,4 +1,4 @@
-"""One call of a module as the statements of a method, with the names of torch's own source."""
+"""Write one call of a module as statements, with the names of torch's own source."""
 
 import ast
 import keyword

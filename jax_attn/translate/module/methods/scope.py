@@ -1,4 +1,4 @@
-"""The values of one call: who reads them, and the names that torch's own source gives them."""
+"""Tell of the values of one call who reads them, and what torch's own source names them."""
 
 import re
 from collections import Counter
@@ -25,7 +25,7 @@ TAKEN = {"self", "jax", "jnp", "nnx", "math", "Array", *FUNCTIONS}
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What a method must know of the rest.
+    """Hold what a method must know of the rest.
 
     Attributes:
       sizes: names of the sizes that vary.
@@ -65,7 +65,7 @@ class MethodContext:
 
 
 class MethodScope:
-    """What happens in one call, with the calls that are written in it.
+    """Hold what happens in one call, with the calls that are written in it.
 
     Attributes:
       items: operators and calls, in order.

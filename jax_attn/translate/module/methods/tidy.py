@@ -104,9 +104,8 @@ def _repeated_heads(node: ast.expr) -> ast.expr | None:
 
 def _variable(node: ast.expr) -> ast.expr:
     """Return the variable of `variable[...]`, which operators and methods take as it is."""
-    is_whole = isinstance(node, ast.Subscript) and _is_rest(node.slice)
-    if is_whole and ast.unparse(node.value).startswith("self."):
-        return node.value
+    if isinstance(node, ast.Subscript) and _is_rest(node.slice):
+        return node.value if ast.unparse(node.value).startswith("self.") else node
     return node
 
 

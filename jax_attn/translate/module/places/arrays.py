@@ -1,6 +1,6 @@
 """Write arrays of numbers in the source, and keep the large ones as attributes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ LARGEST_LITERAL = 128
 
 
 class KeptConstants:
-    """The constants of the traces of one reference; those of equal values are one.
+    """Hold the constants of the traces of one reference; those of equal values are one.
 
     Attributes:
       values: the constants by name.
@@ -70,10 +70,13 @@ class KeptConstants:
         """Return a constant, or None for the name of another tensor."""
         return self.values.get(self._first.get(name, name))
 
-    def attribute(self, owner: str, name: str) -> str:
-        """Return the attribute of a module that holds a large constant."""
+    def attribute(self, owner: str, name: str, taken: Collection[str]) -> str:
+        """Return the attribute of a module that holds a large constant; no other has its name."""
         held = self.attributes.setdefault(owner, {})
-        return held.setdefault(self._first[name], "constant" + "_" * len(held))
+        free = "constant"
+        while free in taken or free in held.values():
+            free += "_"
+        return held.setdefault(self._first[name], free)
 
 
 def is_large(value: torch.Tensor) -> bool:

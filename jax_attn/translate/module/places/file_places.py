@@ -1,4 +1,4 @@
-"""Where the modules and the tensors of a reference are in the file."""
+"""Say where the modules and the tensors of a reference are in the file."""
 
 import ast
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
 
 
 class FilePlaces:
-    """Where the modules and tensors of a traced reference are in the file."""
+    """Say where the modules and tensors of a traced reference are in the file."""
 
     def __init__(self, traced: TracedModule, trained: TracedModule | None = None) -> None:
-        """traced: in eval mode. trained: in training mode, if that is written too."""
+        """Take a trace in eval mode, and one in training mode if that is written too."""
         traces = [traced] if trained is None else [traced, trained]
         self.reference = traced.root.module
         self.modules = dict(self.reference.named_modules())
@@ -249,7 +249,8 @@ class FilePlaces:
         if constant is not None:
             if owner not in self.modules or not is_large(constant):
                 return parsed(array_text(constant))
-            return parsed(f"self.{self.constants.attribute(owner, name)}[...]")
+            kept = self.constants.attribute(owner, name, self._members(owner))
+            return parsed(f"self.{kept}[...]")
         module = self.modules[path]
         attribute = parsed(self.attribute(owner, path))
         held = self.leaf_at(path)
@@ -262,6 +263,12 @@ class FilePlaces:
             return _as_array(ast.Subscript(attribute, index, ast.Load()))
         return _as_array(ast.Attribute(attribute, tensor, ast.Load()))
 
+    def _members(self, path: str) -> set[str]:
+        """Return the names of what a module of the file has: tensors and modules."""
+        module = self.modules[path]
+        below = {name for name in module._modules if self.is_present(f"{path}.{name}".lstrip("."))}
+        return {*module._parameters, *module._buffers, *below}
+
     def leaf_at(self, path: str) -> KnownLayer | None:
         """Return how NNX has the module of a path, if the file does not write it as a class."""
         return None if path in self.calls else leaf(self.modules[path])
@@ -269,9 +276,7 @@ class FilePlaces:
     def dropout(self, path: str, rate: float) -> str:
         """Return the attribute of a module of the file that drops at a rate, made if need be."""
         made = self.dropouts.setdefault(path, {})
-        module = self.modules[path]
-        taken = {*made, *vars(module), *module._parameters, *module._buffers}
-        taken |= {name for name in module._modules if self.is_present(f"{path}.{name}".lstrip("."))}
+        taken = {*made, *vars(self.modules[path]), *self._members(path)}
         names = chain(("dropout", "drop"), (f"dropout_{number}" for number in count(2)))
         known = next((name for name, kept in made.items() if kept == rate), None)
         name = known or next(name for name in names if name not in taken)

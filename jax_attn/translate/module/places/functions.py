@@ -1,4 +1,4 @@
-"""Functions of torch's source that are functions of the file: those called in two places."""
+"""Write as functions of the file what torch's source calls in two places."""
 
 import ast
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from jax_attn.translate.tracing.problems import Unsupported
 
 @dataclass(frozen=True)
 class FileFunction:
-    """A function of the file: its name, what it takes, and its statements."""
+    """Hold a function of the file: its name, what it takes, and its statements."""
 
     name: str
     parameters: tuple[str, ...]
@@ -28,7 +28,7 @@ class FileFunction:
 
 
 class Functions:
-    """The functions of the file.
+    """Collect the functions of the file.
 
     Attributes:
       of_call: the function of each call that is written as a call, by the call's identity.
@@ -122,7 +122,7 @@ def _equal(one: Sequence[ast.stmt], other: Sequence[ast.stmt]) -> bool:
 
 
 class _Sourced:
-    """The body of a call with sizes as torch's source writes them.
+    """Rewrite the body of a call with sizes as torch's source writes them.
 
     Attributes:
       body: the statements; those that read sizes of arguments come first.

@@ -1,4 +1,4 @@
-"""What `__init__` makes: parameters, buffers and the modules below."""
+"""Write what `__init__` makes: parameters, buffers and the modules below."""
 
 import ast
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sizes as torch's source writes them: `x.view(batch, heads * times, length, width)`."""
+"""Read sizes as torch's source writes them: `x.view(batch, heads * times, length, width)`."""
 
 import ast
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ class _Shaped:
 
 
 class SourceSizes:
-    """What the source of a function says of sizes, and what these are in each call.
+    """Read what the source of a function says of sizes, and what these are in each call.
 
     Attributes:
       names: the names that it gives to sizes of its arguments, by argument and axis.

@@ -1,1 +1,1 @@
-"""Functions whose source a translated file contains if it uses them, by kind."""
+"""Hold functions whose source a translated file contains if it uses them, by kind."""

@@ -1,4 +1,4 @@
-"""Functions of elements, axes and windows that a translated file may contain."""
+"""Compute on elements, axes and windows what a translated file may need."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Short-time Fourier transforms."""
+"""Transform short windows of signals, and back."""
 
 import jax.numpy as jnp
 from jax import Array

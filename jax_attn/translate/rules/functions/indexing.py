@@ -1,4 +1,4 @@
-"""Reading and writing elements by their indices."""
+"""Read and write elements by their indices."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Losses that a translated file may contain."""
+"""Compute losses that a translated file may contain."""
 
 import jax
 import jax.numpy as jnp

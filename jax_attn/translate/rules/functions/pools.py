@@ -1,4 +1,4 @@
-"""Convolutions and pools."""
+"""Compute what convolutions and pools of torch need beyond JAX's."""
 
 import jax.numpy as jnp
 from jax import Array

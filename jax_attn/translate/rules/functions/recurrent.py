@@ -1,4 +1,4 @@
-"""Recurrent layers. A cell takes `x @ w_ih.T + b_ih`, for all steps of a layer are made at once."""
+"""Run recurrent layers. A cell takes `x @ w_ih.T + b_ih`, which is made for all steps at once."""
 
 import jax
 import jax.numpy as jnp

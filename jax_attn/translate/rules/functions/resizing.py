@@ -1,4 +1,4 @@
-"""Resizing images, and sampling them by a grid."""
+"""Resize images, and sample them by a grid."""
 
 import jax.numpy as jnp
 from jax import Array

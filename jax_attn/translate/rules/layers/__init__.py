@@ -1,1 +1,1 @@
-"""Rules of layers of `torch.nn`."""
+"""Hold the rules of layers of `torch.nn`."""

@@ -1,4 +1,4 @@
-"""Activations of `torch.nn.functional`."""
+"""Write activations of `torch.nn.functional`."""
 
 from typing import Any
 

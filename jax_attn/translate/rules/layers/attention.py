@@ -1,4 +1,4 @@
-"""Attention and the products of experts."""
+"""Write attention and the products of experts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Convolutions of any number of axes, channels first as torch has them."""
+"""Write convolutions of any number of axes, channels first as torch has them."""
 
 from typing import Any
 

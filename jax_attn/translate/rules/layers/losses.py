@@ -1,4 +1,4 @@
-"""Losses of `torch.nn.functional`."""
+"""Write losses of `torch.nn.functional`."""
 
 from typing import Any
 

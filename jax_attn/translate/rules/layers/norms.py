@@ -1,4 +1,4 @@
-"""Normalizations, of activations and of weights, and what bilinear layers compute."""
+"""Write normalizations of activations and weights, and what bilinear layers compute."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pools, padding and windows, with the axes that torch has."""
+"""Write pools, padding and windows, with the axes that torch has."""
 
 import math
 from collections.abc import Sequence

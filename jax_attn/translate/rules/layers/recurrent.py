@@ -1,4 +1,4 @@
-"""Recurrent layers and cells."""
+"""Write recurrent layers and cells."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Resizing images, and sampling them by a grid."""
+"""Write how images are resized, and sampled by a grid."""
 
 from collections.abc import Callable
 from typing import Any
@@ -133,7 +133,11 @@ def nearest(exact: bool) -> Any:
 
 
 def smooth(method: str, antialias: bool = False) -> Any:
-    return _resizing(lambda *given: _smooth(*given, method, antialias))
+    return _resizing(
+        lambda name, image, out, axes, align_corners, scales: _smooth(
+            name, image, out, axes, align_corners, scales, method, antialias
+        )
+    )
 
 
 def grid_sample(interpolation_mode: int, padding_mode: int, align_corners: bool) -> str:

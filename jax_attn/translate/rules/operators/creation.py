@@ -1,4 +1,4 @@
-"""Operators that make tensors."""
+"""Write operators that make tensors."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Fourier transforms."""
+"""Write Fourier transforms."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Operators that read or write elements by their indices."""
+"""Write operators that read or write elements by their indices."""
 
 from collections.abc import Sequence
 from typing import Any

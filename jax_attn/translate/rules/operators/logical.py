@@ -1,4 +1,4 @@
-"""Operators of truth values and bits, and comparisons, which give truth values."""
+"""Write operators of truth values and bits, and comparisons."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Operators that take a tensor apart, join tensors, or repeat and move their elements."""
+"""Write operators that take a tensor apart, join tensors, or repeat and move their elements."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Operators that treat each element alike."""
+"""Write operators that treat each element alike."""
 
 from typing import Any
 

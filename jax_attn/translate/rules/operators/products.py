@@ -1,4 +1,4 @@
-"""Products of matrices, and what is made of them."""
+"""Write products of matrices, and what is made of them."""
 
 from collections.abc import Sequence
 from typing import Any

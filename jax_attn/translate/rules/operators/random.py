@@ -1,4 +1,4 @@
-"""Operators that draw random numbers in training mode.
+"""Write operators that draw random numbers in training mode.
 
 A rule names `rngs` the stream of the module's random keys, and `dropout` an `nnx.Dropout` that has
 the rate of the operator.

@@ -1,4 +1,4 @@
-"""Operators that reduce axes, or run along one."""
+"""Write operators that reduce axes, or run along one."""
 
 import math
 from collections.abc import Callable

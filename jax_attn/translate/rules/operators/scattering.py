@@ -1,4 +1,4 @@
-"""Operators that write elements along one axis, by an index of each."""
+"""Write operators that put elements along one axis, by an index of each."""
 
 from typing import Any
 

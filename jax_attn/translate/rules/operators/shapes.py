@@ -1,4 +1,4 @@
-"""Operators that place elements anew: shapes, order of axes, parts, joins."""
+"""Write operators that place elements anew: shapes, order of axes, slices."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether a module runs the same operators in both modes, which takes far less than an export."""
+"""Find out if a module runs the same operators in both modes, in far less than an export takes."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jax_attn.translate.tracing.export.marks import with_leaves
 
 
 class _OtherError(Exception):
-    """The second run does something that the first did not."""
+    """Stop the second run where it does something that the first did not."""
 
 
 class _Recorded(Mode):

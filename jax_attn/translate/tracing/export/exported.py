@@ -1,4 +1,4 @@
-"""A torch module as one functional graph of operators, with the modules that ran them."""
+"""Export a torch module as one functional graph, with the modules that ran its operators."""
 
 import inspect
 import time
@@ -28,7 +28,7 @@ from jax_attn.translate.tracing.source.frames import is_reference, reference_fra
 
 @dataclass(frozen=True)
 class Exported:
-    """A module's functional graph.
+    """Hold a module's functional graph.
 
     Attributes:
       program: the graph; it contains the marks of `marks`.

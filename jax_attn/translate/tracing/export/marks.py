@@ -1,4 +1,4 @@
-"""Marks in a graph where a module, or a function of its source, is called and where it returns.
+"""Mark in a graph where a module, or a function of its source, is called and where it returns.
 
 An operator without a result reads what forward is given and what it returns. It takes part in
 making the graph functional, so afterwards it reads the very values that forward got: views are
@@ -40,7 +40,7 @@ class MarkSlot:
 
 @dataclass(frozen=True)
 class Marked:
-    """What a mark says.
+    """Hold what a mark says.
 
     Attributes:
       tree: what forward is given, by the names of its arguments, or what it returns; tensors and

@@ -1,4 +1,4 @@
-"""What torch.export refuses, in plain words, with the line of the reference's source."""
+"""Say what torch.export refuses, in plain words, with the line of the reference's source."""
 
 import keyword
 import linecache

@@ -1,4 +1,4 @@
-"""Regions under `no_grad` and under autocast, written into the graph that surrounds them.
+"""Write regions under `no_grad` and under autocast into the graph that surrounds them.
 
 Making a graph functional loses `no_grad`: what such a region computes is detached where it leaves
 the region. What needs no gradient anyway, such as a mask, is left alone.
@@ -21,7 +21,7 @@ _DETACH = torch.ops.aten.detach.default
 
 
 class _Gradients:
-    """What gradients flow through, in a graph whose operators may write in place."""
+    """Follow what gradients flow through, in a graph whose operators may write in place."""
 
     def __init__(self) -> None:
         # A view and what it is a view of are one value, by the node of the latter.

@@ -1,4 +1,4 @@
-"""Sizes that vary: their names, what became of them in the export, and their expressions."""
+"""Name sizes that vary, tell what became of them in the export, and write them."""
 
 import ast
 import itertools
@@ -71,7 +71,7 @@ def shapes_of(arguments: Mapping[str, Any], dynamic: Dynamic) -> dict[str, Any]:
 
 
 class NamedSizes:
-    """The named sizes of an exported program.
+    """Hold the named sizes of an exported program.
 
     Attributes:
       names: the name of each symbol of the graph.

@@ -1,4 +1,4 @@
-"""The places in the reference's source from which an operator was called."""
+"""Find the places in the reference's source from which an operator was called."""
 
 import ast
 import inspect
@@ -23,7 +23,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 
 class Frame(NamedTuple):
-    """A place in torch's source: a file, a line, and the function."""
+    """Hold a place in torch's source: a file, a line, and the function."""
 
     file: str
     line: int

@@ -1,4 +1,4 @@
-"""The functions of torch's source that its modules call, such as `rotate_half`."""
+"""Find the functions of torch's source that its modules call, such as `rotate_half`."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ from jax_attn.translate.tracing.source.frames import is_reference, tree_of
 
 
 class Helper(NamedTuple):
-    """A function, with the names of a file in which it is called by a name."""
+    """Hold a function, with the names of a file in which it is called by a name."""
 
     names: dict[str, Any]
     name: str

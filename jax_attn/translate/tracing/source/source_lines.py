@@ -1,8 +1,8 @@
-"""What torch's own source says of a value: the statement that computed it, and the name it got."""
+"""Read in torch's own source which statement computed a value, and the name that it got."""
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ from jax_attn.translate.tracing.source.frames import Frame, tree_of
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of torch's source, by its place, with the names that it assigns.
+    """Hold a statement of torch's source, by its place, with the names that it assigns.
 
     `targets` is empty unless the statement assigns; `returns` are the names that a `return` lists,
     None where it lists an expression that is no name.
@@ -217,13 +217,20 @@ def shape_names(function: Callable[..., Any]) -> Mapping[tuple[str, int], str]:
         if axis is not None:
             axes = {axis: target}
         elif isinstance(target, (ast.Tuple, ast.List)):
-            axes = dict(enumerate(target.elts))
+            axes = _axes(target.elts)
         else:
             continue
         for place, each in axes.items():
             if isinstance(each, ast.Name) and not each.id.startswith("_"):
                 names.setdefault((argument, place), each.id)
     return names
+
+
+def _axes(targets: Sequence[ast.expr]) -> dict[int, ast.expr]:
+    """Return what a shape is unpacked into, by axis: from the end after a `*rest`."""
+    kinds = [isinstance(each, ast.Starred) for each in targets]
+    rest = kinds.index(True) if True in kinds else len(targets)
+    return {at if at < rest else at - len(targets): each for at, each in enumerate(targets)}
 
 
 def _shape_of(value: ast.expr) -> tuple[str | None, int | None]:

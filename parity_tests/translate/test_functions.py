@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jax_attn.parity import check
-from jax_attn.translate import Translation, translate
+from helpers.translated import assert_computes
+from jax_attn.translate import translate
 from jax_attn.translate.proof import loaded
 
 X = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -146,13 +146,6 @@ ROWS = {
 }
 
 
-def assert_equal(found: Translation, reference: nn.Module, x: Tensor) -> None:
-    """Assert that both sides give the same within what float32 rounds."""
-    port, given = loaded(found, reference), (x.numpy(),)
-    result = check(reference, port, given, gradients=False, transforms=("jit",))
-    assert not result.failures, result
-
-
 FAST = ("a function that calls another", "a number in the call", "a write into an argument")
 
 
@@ -165,7 +158,7 @@ def test_functions_that_are_called_twice_are_functions(row):
     tree = ast.parse(found.source)
     own = [each.name for each in tree.body if isinstance(each, ast.FunctionDef)]
     assert own == names
-    assert_equal(found, reference, X)
+    assert_computes(loaded(found, reference), reference, X)
 
 
 def test_sizes_that_vary_keep_their_order():
@@ -173,4 +166,4 @@ def test_sizes_that_vary_keep_their_order():
     found = translate(reference, (X,), dynamic={"x": {0: "B", 1: "T"}})
     assert "reshape(length, batch, heads, width)" in found.source, found.source
     longer = torch.randn(5, 7, 5, 8)
-    assert_equal(found, reference, longer)
+    assert_computes(loaded(found, reference), reference, longer)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from helpers.training_nets import RATE, B, D, DropPath, Functional, LayerDrop, PythonDrop, T
-from jax_attn.parity import Verdict, check
+from helpers.translated import assert_computes
 from jax_attn.translate import both_modes
 from jax_attn.translate.proof import loaded
 from jax_attn.translate.translation import translate
@@ -60,9 +60,7 @@ def test_what_has_no_translation_leaves_eval_mode_and_is_said(name):
     assert left_out.kind == problem
     assert text in left_out.text
     assert not translation.is_trained
-    port = loaded(translation, net)
-    result = check(net.eval(), port, (X,), gradients=False, transforms=("jit",))
-    assert result.verdict is Verdict.PASS, result
+    assert_computes(loaded(translation, net), net.eval(), X)
 
 
 def exports_of(monkeypatch, net, x):

@@ -249,8 +249,8 @@ class FilePlaces:
         if constant is not None:
             if owner not in self.modules or not is_large(constant):
                 return parsed(array_text(constant))
-            kept = self.constants.attribute(owner, name, self._members(owner))
-            return parsed(f"self.{kept}[...]")
+            large = self.constants.attribute(owner, name, self._members(owner))
+            return parsed(f"self.{large}[...]")
         module = self.modules[path]
         attribute = parsed(self.attribute(owner, path))
         held = self.leaf_at(path)

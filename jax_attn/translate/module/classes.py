@@ -1,7 +1,7 @@
 """Write the classes of the file: one for the modules of a class of torch, or two."""
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -154,16 +154,20 @@ class Classes:
             for bodies_ in zip(evaluated, trained, strict=False):
                 apart(*bodies_)
         inits = {path: self.members.init(path) for path in paths}
-        writing = _Writing(kind, self.places, uses, bodies, inits)
+
+        def of(part: Collection[int]) -> _Writing:
+            """Write the class for a part of the uses."""
+            kept = sorted(part)
+            theirs = {n: bodies[index] for n, index in enumerate(kept) if index in bodies}
+            return _Writing(kind, self.places, [uses[index] for index in kept], theirs, inits)
+
+        writing = of(range(len(uses)))
         try:
             parts = writing.merger.merged()
         except InseparableError:
             self._refuse(uses, bodies)
             # Written for one use only, so that other reasons are found too.
-            index, body = next(iter(bodies.items()))
-            path = uses[index].path
-            one = _Writing(kind, self.places, [uses[index]], {0: body}, {path: inits[path]})
-            made = self._taken([one])
+            made = self._taken([of([next(iter(bodies))])])
             self.class_of |= dict.fromkeys(paths, made[0])
             return made
         shared = sum(isinstance(part, MergedLine) for part in parts)
@@ -173,18 +177,7 @@ class Classes:
             halves[0] |= {*range(len(uses))} - {*bodies}
             parted = [{uses[index].path for index in half} for half in halves]
             if not parted[0] & parted[1]:
-                return self._taken(
-                    [
-                        _Writing(
-                            kind,
-                            self.places,
-                            [uses[index] for index in sorted(half)],
-                            {n: bodies[i] for n, i in enumerate(sorted(half)) if i in bodies},
-                            {path: inits[path] for path in paths if path in parts_},
-                        )
-                        for half, parts_ in zip(halves, parted, strict=True)
-                    ]
-                )
+                return self._taken([*map(of, halves)])
         return self._taken([writing])
 
     def _taken(self, writings: "Sequence[_Writing]") -> list[Class]:
@@ -227,8 +220,9 @@ class _Writing:
         bodies: Bodies,
         inits: Mapping[str, Mapping[str, ast.stmt]],
     ) -> None:
-        self.kind, self.uses, self.inits = kind, uses, inits
+        self.kind, self.uses = kind, uses
         self.paths = list(dict.fromkeys(use.path for use in uses))
+        self.inits = {path: inits[path] for path in self.paths}
         modules = {path: places.modules[path] for path in self.paths}
         calls = {index: use.call for index, use in enumerate(uses) if use.call is not None}
         names = places.axis_names(next(iter(calls.values()))) if calls else {}
@@ -245,7 +239,7 @@ class _Writing:
             *self.conditions.known,
             *choice_conditions(uses, places.choices),
             *argument_conditions(uses, list(self.signature)),
-            *member_conditions(uses, inits),
+            *member_conditions(uses, self.inits),
         ]
         self.merger = Merger(bodies, known, self._new)
 

@@ -16,7 +16,7 @@ from jax_attn.translate.tracing.export.marks import Marks, bound, marked
 from jax_attn.translate.tracing.export.refusals import (
     cache_problems,
     name_problems,
-    refusal,
+    refused,
     silence,
 )
 from jax_attn.translate.tracing.export.regions import inline_regions
@@ -112,23 +112,19 @@ def exported(
             "strict": False,
         }
         before = drawn()
-        try:
-            with (
-                training_readers(is_reference) as readers,
-                marked(reference, readers) as marks,
-                seeing_all(reference_frames),
-            ):
-                program = torch.export.export(reference, **options)
-        except Exception as error:
-            raise refusal(error, reference, options) from error
+        with (
+            refused(reference, options),
+            training_readers(is_reference) as readers,
+            marked(reference, readers) as marks,
+            seeing_all(reference_frames),
+        ):
+            program = torch.export.export(reference, **options)
         hidden = inline_regions(program)
         if drawn() != before:
             reason = "Python itself draws random numbers, which a graph does not hold"
             hidden.append(Unsupported("module", "random", reason))
-        try:
+        with refused(reference, options):
             program = program.run_decompositions({})
-        except Exception as error:
-            raise refusal(error, reference, options) from error
         replace_copies(program)
     seconds = time.perf_counter() - start
     return Exported(

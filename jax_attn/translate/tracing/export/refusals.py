@@ -62,14 +62,16 @@ def name_problems(reference: torch.nn.Module) -> list[Unsupported]:
     ]
 
 
-def refusal(
-    error: Exception, reference: torch.nn.Module, options: Mapping[str, Any]
-) -> TranslationError:
-    """Return the error that says what torch.export refuses, with what else `draft_export` finds."""
-    first = _told(error)
-    # In training mode one reason is enough: eval mode is written then.
-    others = [] if reference.training else _drafted(reference, options, first)
-    return TranslationError([first, *others])
+@contextmanager
+def refused(reference: torch.nn.Module, options: Mapping[str, Any]) -> Iterator[None]:
+    """Raise TranslationError for what torch.export raises, with what else `draft_export` finds."""
+    try:
+        yield
+    except Exception as error:
+        first = _told(error)
+        # In training mode one reason is enough: eval mode is written then.
+        others = [] if reference.training else _drafted(reference, options, first)
+        raise TranslationError([first, *others]) from error
 
 
 def _told(error: BaseException) -> Unsupported:

@@ -6,6 +6,7 @@ from flax import nnx
 from torch import nn
 
 from jax_attn.parity import Verdict, check
+from jax_attn.transfer import as_numpy
 from jax_attn.translate.outputs import called
 
 
@@ -14,7 +15,7 @@ def assert_computes(port: nnx.Module, reference: nn.Module, *inputs: Any) -> Non
     result = check(
         reference,
         port,
-        tuple(inputs),
+        tuple(map(as_numpy, inputs)),
         reference_call=called,
         port_call=called,
         gradients=False,

@@ -235,7 +235,11 @@ def _own_decays(reference: ReferenceTraining, recipe: Recipe) -> dict[str, float
     module = copy.deepcopy(reference.loop.module)
     key = {id(p): name for name, p in module.named_parameters()}
     groups = recipe.optimizer(module).param_groups
-    return {key[id(p)]: float(group["weight_decay"]) for group in groups for p in group["params"]}
+    return {
+        key[id(p)]: float(group.get("weight_decay", 0.0))  # Rprop has none
+        for group in groups
+        for p in group["params"]
+    }
 
 
 def _rounded(own: Decays, fitted: Decays) -> dict[str, float]:

@@ -203,7 +203,12 @@ def moments(state: Any) -> dict[str, Arrays]:
         if owners:
             path = keystr(keys[owners[-1] + 1 :], simple=True, separator=".")
             by_field.setdefault(keys[owners[-1]].name, {})[path] = np.asarray(leaf)
-    return {name: by_field[field] for name, field in MOMENT_FIELDS.items() if field in by_field}
+    return {
+        name: by_field[field]
+        for name, fields in MOMENT_FIELDS.items()
+        for field in fields
+        if field in by_field
+    }
 
 
 def _compiled_update(

@@ -16,15 +16,16 @@ LOW = ("bfloat16", "float16")
 """Parameters of these dtypes are rounded copies of float32 masters; only these are updated."""
 
 MOMENT_FIELDS = {
-    "exp_avg": "mu",
-    "exp_avg_sq": "nu",
-    "exp_inf": "nu",
-    "grad_avg": "mu",
-    "momentum_buffer": "trace",
-    "square_avg": "nu",
-    "sum": "sum_of_squares",
+    "acc_delta": ("e_x",),
+    "exp_avg": ("mu",),
+    "exp_avg_sq": ("nu",),
+    "exp_inf": ("nu",),
+    "grad_avg": ("mu",),
+    "momentum_buffer": ("trace",),
+    "square_avg": ("nu", "e_g"),
+    "sum": ("sum_of_squares",),
 }
-"""A moment of a torch optimizer -> the field of optax's states that holds it."""
+"""A moment of a torch optimizer -> the fields of optax's states that may hold it."""
 
 
 def master_dtype(dtype: str) -> str:

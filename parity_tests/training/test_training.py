@@ -7,7 +7,7 @@ import optax
 import pytest
 import torch
 from flax import nnx
-from torch.optim import SGD, Adamax, AdamW
+from torch.optim import SGD, Adadelta, Adamax, AdamW
 
 from helpers.parity.findings import kinds, sentences
 from helpers.parity.training_checks import adamw, linear_check, sgd
@@ -262,6 +262,17 @@ def test_adamaxs_largest_gradients_are_compared():
     )
     assert result.verdict is Verdict.PASS, str(result)
     assert "exp_inf of kernel" in {t.name for t in result.tensors}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rho", "expected"), [(0.9, Verdict.PASS), (0.8, Verdict.FAIL)])
+def test_both_moments_of_optaxs_own_adadelta_are_compared(rho, expected):
+    result = linear_check(
+        optimizer=lambda m: Adadelta(m.parameters(), 0.02),
+        port_optimizer=optax.adadelta(0.02, rho=rho),
+    )
+    assert result.verdict is expected, str(result)
+    assert {"square_avg of kernel", "acc_delta of kernel"} <= {t.name for t in result.tensors}
 
 
 def test_updates_lost_in_rounding_are_inconclusive():

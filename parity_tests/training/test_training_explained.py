@@ -9,7 +9,7 @@ import optax
 import pytest
 import torch
 from flax import nnx
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW, Rprop
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from helpers.parity.training_checks import adamw, linear_check
@@ -323,6 +323,17 @@ def interrupted(*args):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_an_optimizer_without_weight_decay_is_explained():
+    """optax's rprop makes each update one step late."""
+    late = linear_check(
+        optimizer=lambda m: Rprop(m.parameters(), 0.02), port_optimizer=optax.rprop(0.02)
+    )
+    explanation = late.explain()
+    assert explanation.first_wrong.transform == "update 1", str(late)
+    assert explanation.causes == ()
+
+
 def test_an_interrupted_search_for_regions_is_told_and_ends_the_explanation(
     scaled_result, monkeypatch
 ):

@@ -164,7 +164,7 @@ def _with_few_layers(fields: Mapping[str, Any], made: dict[str, Any]) -> dict[st
     return made | {name: len(positions)}
 
 
-def _randomized(model: torch.nn.Module) -> None:
+def randomized(model: torch.nn.Module) -> None:
     """Give every parameter and running statistic values that show in the outputs."""
     torch.manual_seed(0)
     with torch.no_grad():
@@ -198,7 +198,7 @@ def build(config_class: Any) -> Small:
         except Exception as error:  # whatever a config or a model says of sizes it does not take
             reasons.append(f"{cut}: {_first_line(error)}")
             continue
-        _randomized(model)
+        randomized(model)
         tried = []
         for inputs in _inputs(model):
             try:

@@ -1,0 +1,110 @@
+"""Check one port in every way that its subject allows, and cut the results down to a record."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from gallery.port import NotBuiltError, Port, Subject
+from jax_attn.environment import version
+from jax_attn.parity import Pair, Result, TrainingPair, Verdict, check, check_training
+from jax_attn.parity.judge.compare import TensorReport, deciding
+
+Record = dict[str, Any]
+LONGEST = 400
+"""Characters of a sentence that a record keeps."""
+VERSIONS = ("jax", "torch", "transformers", "keras")
+
+
+def measured(port: Port) -> Record:
+    """Return the record of a port: its checks by name, and what `explain` says of the first failure.
+
+    Gradients are compared in the first dtype, without padding and within every window. A port that
+    fails there is not checked on further inputs, where the same error would hide another. One that
+    cannot be built has the reason in place of checks.
+    """
+    begun = time.perf_counter()
+    versions = {name: found for name in VERSIONS if (found := version(name))}
+    record: Record = {"package": port.package, "version": port.installed, "with": versions}
+    checks: dict[str, Record] = {}
+    try:
+        first, *others = port.dtypes
+        subject = port.make(first)
+        checks[first], result = _checked(subject.pair)
+        _explain(record, first, result)
+        for name, inputs in subject.further.items() if result.verdict is not Verdict.FAIL else ():
+            pair = replace(subject.pair, inputs=inputs, gradients=False)
+            checks[name] = _further(record, name, lambda pair=pair: pair)
+        for dtype in others:
+            checks[dtype] = _further(record, dtype, lambda dtype=dtype: _outputs(port.make(dtype)))
+    except NotBuiltError as error:
+        record["not built"] = str(error)
+    except Exception as error:
+        record["not built"] = _said(error)
+    return record | {"checks": checks, "seconds": round(time.perf_counter() - begun, 1)}
+
+
+def _further(record: Record, name: str, make: Callable[[], Pair | TrainingPair]) -> Record:
+    """Return the record of another check of a port; one that raises an error has its reason."""
+    try:
+        checked, result = _checked(make())
+    except Exception as error:
+        return {"verdict": "ERROR", "reason": _said(error)}
+    _explain(record, name, result)
+    return checked
+
+
+def _outputs(subject: Subject) -> Pair | TrainingPair:
+    pair = subject.pair
+    return replace(pair, gradients=False) if isinstance(pair, Pair) else pair
+
+
+def _checked(pair: Pair | TrainingPair) -> tuple[Record, Result]:
+    if isinstance(pair, TrainingPair):
+        result = check_training(pair.reference, pair.port, pair.batches, **pair.options)
+    else:
+        options = {**pair.options, "transforms": ("jit",)}
+        result = check(pair.reference, pair.port, pair.inputs, **options)
+    gradients = [t for t in result.tensors if t.kind != "output"]
+    outputs = [t for t in result.tensors if t.kind == "output"]
+    record: Record = {"verdict": str(result.verdict)}
+    for name, tensors in (("outputs", outputs), ("gradients", gradients)):
+        if tensors:
+            record[name] = _worst(tensors)
+    if result.verdict is not Verdict.PASS and result.reasons:
+        record["reason"] = _cut(str(result.reasons[0]))
+    kinds = sorted({finding.kind for finding in result.findings})
+    return record | {"kinds": kinds}, result
+
+
+def _worst(tensors: Iterable[TensorReport]) -> Record:
+    """Return the verdict over tensors, how many there are, and the one that decides it."""
+    tensors = tuple(tensors)
+    verdict, worst = Verdict.worst(t.verdict for t in tensors), deciding(tensors)
+    record: Record = {"verdict": str(verdict), "tensors": len(tensors)}
+    if worst is None or math.isnan(worst.fraction):
+        return record
+    relative = worst.error / worst.scale if worst.scale else math.nan
+    record |= {"worst": worst.name, "budgets": float(f"{worst.fraction:.3g}")}
+    return record | ({"relative": float(f"{relative:.2g}")} if math.isfinite(relative) else {})
+
+
+def _explain(record: Record, name: str, result: Result) -> None:
+    """Add what `explain` says of the first check that fails."""
+    if result.verdict is not Verdict.FAIL or "explained" in record:
+        return
+    try:
+        said = result.explain().sentence
+    except Exception as error:
+        said = f"explain raised {_said(error)}"
+    record |= {"explained": _cut(said), "explained of": name}
+
+
+def _said(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return _cut(f"{type(error).__name__}: {' '.join(lines)}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"

@@ -25,6 +25,9 @@ _TRANSFORMS = (
 )
 """(transform under which the port is wrong, transform under which it is right, conclusion)."""
 
+_OF_STATE = ("state after the call", "output of the second call")
+"""The kinds of tensors that differ if only a state is wrong."""
+
 
 def differs_on_the_mesh(result: Result) -> bool:
     """Return whether a port on a mesh fails the comparison with itself on one device."""
@@ -66,10 +69,11 @@ class Explanation:
         if not self.regions:
             if self.stopped:
                 return f"The check is {self.verdict}, and the search for a place was {self._ended}."
-            return self._only_under or (
+            unknown = (
                 f"The check is {self.verdict}, and no tensor inside the port could be told to be "
                 "the first wrong one."
             )
+            return self._only_under or self._only_state or unknown
         if (causes := self.regions[0].causes) and causes[0].confirmed:
             found = causes[0].sentence
             if (count := len(self.regions)) > 1:
@@ -95,6 +99,16 @@ class Explanation:
             if wrong in failed and right in passed:
                 return f"The port passes under {right} and fails under {wrong}: {why}."
         return ""
+
+    @property
+    def _only_state(self) -> str:
+        """The sentence if outputs and gradients are right and the state after the call is not."""
+        failed = [t for t in self.result.tensors if t.verdict is Verdict.FAIL]
+        state = [t for t in failed if t.kind == "state after the call"]
+        if not state or any(t.kind not in _OF_STATE for t in failed):
+            return ""
+        names = joined(list(dict.fromkeys(t.name for t in state)))
+        return f"Outputs and gradients are right, and the state that a call leaves is not: {names}."
 
     @property
     def _ended(self) -> str:

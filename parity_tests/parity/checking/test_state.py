@@ -117,6 +117,8 @@ def test_wrong_running_statistics_fail_and_are_named(name, monkeypatch):
     assert result.verdict is Verdict.FAIL, str(result)
     failed = {t.label for t in result.tensors if t.verdict is Verdict.FAIL}
     assert failed == {f"bn.{key} after the call" for key in wrong}
+    sentence = result.explain().sentence
+    assert {key for key in RUNNING if f"bn.{key}" in sentence} == wrong, sentence
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Check the ports of others that are installed, and keep what came out.
 
     python -m gallery [--list] [--minutes 60] [--again] [PATTERN ...]   # from parity_tests/
+    python -m gallery --repros
 
 Each port is one process with a limit of time. Its record is kept as soon as it is there, so a run
-that was stopped goes on; `--again` also runs ports that have one. Then
-`python parity_tests/evidence/scripts/fill_docs.py` writes the page. Ports of packages that are not
-installed are passed over, and keep their records from another environment.
+that was stopped goes on; `--again` also runs ports that have one. Ports of packages that are not
+installed are passed over, and keep their records from another environment. `--repros` runs the
+scripts of the findings, and reads the lines of source that they name. Then
+`python parity_tests/evidence/scripts/fill_docs.py` writes the page.
 """
 
 import argparse
@@ -19,7 +21,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from gallery import records
+from gallery_tables import verdict
+
+from gallery import readings, records
 from gallery.measured import Record, measured
 from gallery.port import PACKAGES, Port
 from gallery.ports import every
@@ -62,6 +66,16 @@ def _ready(packages: Iterable[str]) -> None:
             importlib.import_module(name.replace("-", "_"))
 
 
+def read_again() -> None:
+    """Keep what the repros print, and the lines of source that the findings name."""
+    for finding in readings.findings():
+        if (line := readings.quoted(finding["source"])) is not None:
+            records.keep(finding["source"], line, "sources")
+        if (text := readings.printed(finding["repro"])) is not None:
+            records.keep(finding["repro"], text, "repros")
+        print(f"{finding['title']}:\n{line}\n{text or 'its repro does not run here'}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m gallery")
     parser.add_argument(
@@ -70,7 +84,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="start no port after these")
     parser.add_argument("--again", action="store_true", help="also ports that have a record")
     parser.add_argument("--list", action="store_true", help="list the ports and run none")
+    parser.add_argument("--repros", action="store_true", help="run the scripts of the findings")
     given = parser.parse_args()
+    if given.repros:
+        return read_again()
     chosen = [p for p in every() if any(fnmatch.fnmatch(p.name, x) for x in given.patterns or "*")]
     if not chosen:
         parser.error(f"PATTERN: no port has such a name: {', '.join(given.patterns)}")
@@ -80,19 +97,19 @@ def main() -> None:
     for port in chosen:
         done = kept.get(port.name)
         if given.list:
-            print(port.name, records.verdict(done) if done else "no record")
+            print(port.name, verdict(done) if done else "no record")
             continue
         if port.installed is None:
             print(f"{port.name}: not installed; {PACKAGES[port.package][1]}")
         elif done and not given.again and done["version"] == port.installed:
-            print(f"{port.name}: has a record, {records.verdict(done)}")
+            print(f"{port.name}: has a record, {verdict(done)}")
         elif time.monotonic() > end:
             print(f"{port.name}: no time left")
         else:
             record = run(port)
             kept = records.keep(port.name, record)
             print(
-                f"{port.name}: {records.verdict(record)} ({record.get('seconds', SECONDS)} s)",
+                f"{port.name}: {verdict(record)} ({record.get('seconds', SECONDS)} s)",
                 record.get("not built") or record.get("explained", ""),
                 flush=True,
             )

@@ -18,14 +18,16 @@ from jax_attn.transfer.kinds.held import as_module, variables_of
 from jax_attn.transfer.table.rows import Row
 
 NARROWED = 2.0**-10
-"""Weights that were rounded to float16 are still paired; the check then reports that they differ."""
+"""Weights that were rounded to float16 are still paired; the check reports that they differ."""
 MOST_PARTS = 8
 
 
-def layout_by_value(reference: torch.nn.Module, port: Any) -> Layout:
+def layout_by_value(reference: torch.nn.Module, port: Any) -> Layout | None:
     """Return a table of every parameter of a reference whose numbers the port holds.
 
-    The others are passed over, so that the check notes that their gradients were not compared.
+    The others are passed over, so that the check notes that their gradients were not compared. None
+    if a parameter of the port has numbers of its own, as a sum of two embeddings has: no row can
+    give its gradient.
     """
     theirs = {
         path: np.asarray(variable.get_value(), np.float64)
@@ -43,6 +45,8 @@ def layout_by_value(reference: torch.nn.Module, port: Any) -> Layout:
     unpaired = {name: a for name, a in own.items() if all(name not in r.keys for r in rows)}
     rows += _split(unpaired, left)
     rows += _joined(unpaired, left)
+    if theirs.keys() - {path for each in rows for path in each.paths}:
+        return None
     paired = {key for each in rows for key in each.keys}
     names = dict(reference.named_parameters(remove_duplicate=False))
     skipped = [

@@ -14,11 +14,17 @@ from jax_attn.parity.judge.compare import TensorReport, deciding
 Record = dict[str, Any]
 LONGEST = 400
 """Characters of a sentence that a record keeps."""
+PARTS: dict[str, Callable[[str], bool]] = {
+    "outputs": lambda kind: kind == "output",
+    "gradients": lambda kind: kind.startswith("gradient"),
+    "state": lambda kind: kind != "output" and not kind.startswith("gradient"),
+}
+"""What a check compares; of a training, the updates, the losses and the moments are outputs."""
 VERSIONS = ("jax", "torch", "transformers", "keras")
 
 
 def measured(port: Port) -> Record:
-    """Return the record of a port: its checks by name, and what `explain` says of the first failure.
+    """Return the record of a port: its checks, and what `explain` says of the first failure.
 
     Gradients are compared in the first dtype, without padding and within every window. A port that
     fails there is not checked on further inputs, where the same error would hide another. One that
@@ -66,11 +72,9 @@ def _checked(pair: Pair | TrainingPair) -> tuple[Record, Result]:
     else:
         options = {**pair.options, "transforms": ("jit",)}
         result = check(pair.reference, pair.port, pair.inputs, **options)
-    gradients = [t for t in result.tensors if t.kind != "output"]
-    outputs = [t for t in result.tensors if t.kind == "output"]
     record: Record = {"verdict": str(result.verdict)}
-    for name, tensors in (("outputs", outputs), ("gradients", gradients)):
-        if tensors:
+    for name, is_one in PARTS.items():
+        if tensors := [t for t in result.tensors if is_one(t.kind)]:
             record[name] = _worst(tensors)
     if result.verdict is not Verdict.PASS and result.reasons:
         record["reason"] = _cut(str(result.reasons[0]))

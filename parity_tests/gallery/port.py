@@ -1,4 +1,4 @@
-"""What the gallery holds of a port by others: how it is built, how it is called, and its package."""
+"""Hold a port by others: how it is built, how it is called, and its package."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +14,11 @@ PACKAGES = {
         "0.32.0",
         "pip install --no-deps keras-hub==0.32.0 kagglehub kagglesdk sentencepiece && "
         "pip install keras==3.15.1 transformers==5.24.0",
+    ),
+    "zeromodels": (
+        "1.3.6",
+        "pip install --no-deps zeromodels==1.3.6 && "
+        "pip install keras==3.15.1 transformers==5.24.0 matplotlib sentencepiece",
     ),
 }
 """Package -> the version that the page speaks of, and how it is installed."""

@@ -1,4 +1,4 @@
-"""The kept records of ports: read, written whole, and summed up in a word."""
+"""The kept records of ports and findings: read, and written whole."""
 
 import json
 import os
@@ -12,33 +12,38 @@ from gallery.measured import Record
 PATH = PROFILE / "others_ports.json"
 
 
-def kept() -> dict[str, Record]:
-    """Return every record, by the port's name."""
-    return json.loads(PATH.read_text())["ports"] if PATH.exists() else {}
+def kept(part: str = "ports") -> dict[str, Record]:
+    """Return the records of a part, by name: "ports", "repros" or "sources"."""
+    return _read().get(part, {})
 
 
-def keep(name: str, record: Record) -> dict[str, Record]:
-    """Add or replace a record in the file; return all."""
-    every = dict(sorted({**kept(), name: record}.items()))
+def keep(name: str, record: Any, part: str = "ports") -> dict[str, Record]:
+    """Add or replace a record in the file; return all of its part."""
+    every = _read()
+    every[part] = dict(sorted({**every.get(part, {}), name: record}.items()))
     partial = PATH.with_suffix(".partial")
     partial.write_text(as_text(every))
     os.replace(partial, PATH)
-    return every
+    return every[part]
 
 
-def as_text(every: Mapping[str, Record]) -> str:
-    """Return records as JSON, a check a line, so that a new run changes only lines that differ."""
-    ports = ",\n".join(f"{json.dumps(name)}: {_lines(record)}" for name, record in every.items())
-    return f'{{"ports": {{\n{ports}\n}}}}\n'
+def _read() -> dict[str, dict[str, Record]]:
+    return json.loads(PATH.read_text()) if PATH.exists() else {}
 
 
-def _lines(record: Mapping[str, Any]) -> str:
+def as_text(every: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return records as JSON, a field a line, so that a new run changes only lines that differ."""
+    parts = (
+        f"{json.dumps(part)}: {{\n"
+        + ",\n".join(f"{json.dumps(name)}: {_lines(each)}" for name, each in records.items())
+        + "\n}"
+        for part, records in every.items()
+    )
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+def _lines(record: Any) -> str:
+    if not isinstance(record, Mapping):
+        return json.dumps(record, ensure_ascii=False)
     fields = (f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in record.items())
     return "{\n" + ",\n".join(fields) + "\n}"
-
-
-def verdict(record: Record) -> str:
-    """Return one word over all checks of a record."""
-    verdicts = [check["verdict"] for check in record["checks"].values()]
-    ranks = ("FAIL", "ERROR", "INCONCLUSIVE", "PASS")
-    return next((rank for rank in ranks if rank in verdicts), "not built")

@@ -6,7 +6,7 @@ The evidence lies in ../data: *.json are runs of `jax-attn verify`, profile/powe
 profile/calibration.json of its kill matrix and calibration, all cut down by reduce.py; bench/ holds
 runs of `jax-attn bench --output`, bench/cached/ those of its decode preset, bench/half/ those in 16
 bits; the rest of profile/ is written by the scripts beside this one: blocked.json by parts.py, and
-each other by its namesake.
+each other by its namesake, and others_ports.json by `python -m gallery`.
 """
 
 import json
@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
+import gallery_tables
 import measuring
 import targets
 from bench_tables import (
@@ -41,7 +42,10 @@ from jax_attn.selfcheck.matrix.rows import published
 REFERENCE = "docs/reference"
 PAGES = (
     "README.md",
-    *(f"{REFERENCE}/{name}.md" for name in ("evidence", "speed", "planted-bugs", "json")),
+    *(
+        f"{REFERENCE}/{name}.md"
+        for name in ("evidence", "speed", "planted-bugs", "json", "others-ports")
+    ),
     "docs/guides/translated-models.md",
 )
 SHOWN = (
@@ -196,6 +200,7 @@ def tables(
         "decode": decode(cached),
         "speed": speed(benchmarks, cached),
         "schema": schema.tables(),
+        **gallery_tables.tables(),
     } | {of.__name__: of(measuring.kept(of.__name__)) for of in PROFILES}
 
 

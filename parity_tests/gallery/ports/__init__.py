@@ -5,7 +5,13 @@ from collections.abc import Iterator
 
 from gallery.port import Port
 
-FILES = ("flax_layers", "optax_optimizers", "keras_hub_text")
+FILES = (
+    "flax_layers",
+    "optax_optimizers",
+    "keras_hub_text",
+    "keras_hub_images",
+    "zeromodels_text",
+)
 
 
 def every() -> Iterator[Port]:

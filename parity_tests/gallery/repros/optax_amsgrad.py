@@ -1,0 +1,16 @@
+"""optax's amsgrad keeps the largest corrected second moment, torch's the largest moment."""
+
+import jax.numpy as jnp
+import optax
+import torch
+
+w = torch.nn.Parameter(torch.zeros(1))
+theirs = torch.optim.Adam([w], lr=0.1, amsgrad=True)
+ours, x = optax.amsgrad(0.1), jnp.zeros(1)
+state = ours.init(x)
+for gradient in (3.0, 1.0, 1.0, 1.0):
+    w.grad = torch.tensor([gradient])
+    theirs.step()
+    update, state = ours.update(jnp.array([gradient]), state, x)
+    x = optax.apply_updates(x, update)
+    print(f"torch {w.item():.4f} optax {float(x[0]):.4f}")

@@ -141,41 +141,40 @@ def _steps(view: View, before: tuple[int, ...], after: tuple[int, ...]) -> tuple
 def _parts(
     before: tuple[int, ...], axis: int, found: Found, theirs: Mapping[str, np.ndarray]
 ) -> Step:
-    count = len(found)
-    part = (*before[:axis], before[axis] // count, *before[axis + 1 :])
     after = tuple(theirs[path].shape for path, _ in found)
     return Step(
         "split",
         lambda shapes, keys: (before,),
         lambda shapes, paths, sizes: after,
-        lambda arrays, shapes: tuple(
-            view.of(x) for (_, view), x in zip(found, np.split(arrays[0], count, axis), strict=True)
-        ),
-        lambda arrays, shapes: (
-            np.concatenate(
-                [v.back(x).reshape(part) for (_, v), x in zip(found, arrays, strict=True)], axis
-            ),
-        ),
+        lambda arrays, shapes: _cut(arrays[0], axis, found),
+        lambda arrays, shapes: (_put(arrays, before, axis, found),),
         "split",
     )
 
 
 def _join(
-    after: tuple[int, ...], axis: int, found: Found, shapes_of_keys: Sequence[tuple[int, ...]]
+    after: tuple[int, ...], axis: int, found: Found, before: Sequence[tuple[int, ...]]
 ) -> Step:
-    count = len(found)
-    part = (*after[:axis], after[axis] // count, *after[axis + 1 :])
     return Step(
         "joined",
-        lambda shapes, keys: tuple(shapes_of_keys),
+        lambda shapes, keys: tuple(before),
         lambda shapes, paths, sizes: (after,),
-        lambda arrays, shapes: (
-            np.concatenate(
-                [v.back(x).reshape(part) for (_, v), x in zip(found, arrays, strict=True)], axis
-            ),
-        ),
-        lambda arrays, shapes: tuple(
-            view.of(x) for (_, view), x in zip(found, np.split(arrays[0], count, axis), strict=True)
-        ),
+        lambda arrays, shapes: (_put(arrays, after, axis, found),),
+        lambda arrays, shapes: _cut(arrays[0], axis, found),
         "join",
     )
+
+
+def _cut(whole: np.ndarray, axis: int, found: Found) -> tuple[np.ndarray, ...]:
+    """Cut an array into equal parts, and view each as the other side has it."""
+    parts = np.split(whole, len(found), axis)
+    return tuple(view.of(part) for (_, view), part in zip(found, parts, strict=True))
+
+
+def _put(
+    parts: Sequence[np.ndarray], whole: tuple[int, ...], axis: int, found: Found
+) -> np.ndarray:
+    """Undo `_cut`. whole: the shape of the array."""
+    own = (*whole[:axis], whole[axis] // len(found), *whole[axis + 1 :])
+    back = [view.back(part).reshape(own) for (_, view), part in zip(found, parts, strict=True)]
+    return np.concatenate(back, axis)

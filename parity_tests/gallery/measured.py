@@ -26,9 +26,9 @@ VERSIONS = ("jax", "torch", "transformers", "keras")
 def measured(port: Port) -> Record:
     """Return the record of a port: its checks, and what `explain` says of the first failure.
 
-    Gradients are compared in the first dtype, without padding and within every window. A port that
-    fails there is not checked on further inputs, where the same error would hide another. One that
-    cannot be built has the reason in place of checks.
+    Gradients are compared in the first dtype, on the pair's own inputs. A port that fails there is
+    not checked on further inputs, where the same error would hide another. One that cannot be built
+    has the reason in place of checks.
     """
     begun = time.perf_counter()
     versions = {name: found for name in VERSIONS if (found := version(name))}

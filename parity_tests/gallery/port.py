@@ -33,7 +33,7 @@ class Subject:
     """A port with its reference.
 
     Attributes:
-      pair: both, with inputs that pad nothing and exceed no window.
+      pair: both, with inputs that pad nothing.
       further: other inputs of the same pair, by the name of the column that shows them, such as
         "padding".
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from gallery.port import NotBuiltError, Port, Subject
+from gallery.port import Port, Subject
 from jax_attn.environment import version
 from jax_attn.parity import Pair, Result, TrainingPair, Verdict, check, check_training
 from jax_attn.parity.judge.compare import TensorReport, deciding
@@ -44,8 +44,6 @@ def measured(port: Port) -> Record:
             checks[name] = _further(record, name, lambda pair=pair: pair)
         for dtype in others:
             checks[dtype] = _further(record, dtype, lambda dtype=dtype: _outputs(port.make(dtype)))
-    except NotBuiltError as error:
-        record["not built"] = str(error)
     except Exception as error:
         record["not built"] = _said(error)
     return record | {"checks": checks, "seconds": round(time.perf_counter() - begun, 1)}

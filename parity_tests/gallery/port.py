@@ -24,10 +24,6 @@ PACKAGES = {
 """Package -> the version that the page speaks of, and how it is installed."""
 
 
-class NotBuiltError(Exception):
-    """A port, or its reference, cannot be built; the message says why."""
-
-
 @dataclass(frozen=True)
 class Subject:
     """A port with its reference.
@@ -49,7 +45,7 @@ class Port:
     Attributes:
       name: its name on the page; unique.
       package: the distribution that has it.
-      make: dtype -> its subject. Raises NotBuiltError.
+      make: dtype -> its subject. What it raises is the reason why the port cannot be built.
       dtypes: those that it is checked in. In all but the first, only `pair` itself is checked.
     """
 

@@ -10,6 +10,7 @@ from flax import nnx
 from gallery.port import Port, Subject
 from helpers.parity.flax_layers import ROWS, C, D, by_channels_last
 from helpers.parity.flax_layers import Pair as Layers
+from helpers.parity.functions import PortFunction
 from jax_attn.parity import Pair
 
 DEFAULTS: dict[str, Layers] = {
@@ -62,8 +63,6 @@ def _in_training(momentum: float, dtype: str) -> Subject:
 
 
 def _pool(reference: Callable[[], torch.nn.Module], pool: Callable[..., Any]) -> Layers:
-    from helpers.parity.functions import PortFunction
-
     return ROWS["avg_pool"]._replace(reference=reference, port=lambda **_: PortFunction(pool))
 
 

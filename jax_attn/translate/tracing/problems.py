@@ -34,7 +34,7 @@ class Unsupported:
 
     @property
     def source(self) -> str:
-        """Return the file, from its package on if one is installed: torch/nn/functional.py."""
+        """Return the path of the file, in an installed package that from the package on."""
         return _INSTALLED.sub("", self.file)
 
     def __str__(self) -> str:

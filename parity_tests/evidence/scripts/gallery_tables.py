@@ -47,13 +47,13 @@ def counts(ports: Mapping[str, Record], findings: list[dict[str, Any]]) -> str:
     of = {name: each["whose"] for each in findings for name in each["ports"]}
     failing = Counter(of[name] for name, record in ports.items() if verdict(record) == "FAIL")
     words = {
-        "PASS": "pass",
-        "FAIL": "fail",
-        "INCONCLUSIVE": "are undecided in one of their checks",
-        "ERROR": "raise an error in one of their checks",
-        "not built": "cannot be built",
+        "PASS": "PASS",
+        "FAIL": "FAIL",
+        "INCONCLUSIVE": "undecided in a check",
+        "ERROR": "an error in a check",
+        "not built": "not built",
     }
-    shares = [f"{by[key]} {said}" for key, said in words.items() if by[key]]
+    shares = [f"{said} {by[key]}" for key, said in words.items() if by[key]]
     whose = ", ".join(f"{WHOSE[key]} {n}" for key, n in failing.most_common())
     sources = Counter(f"{record['package']} {record['version']}" for record in ports.values())
     packages = ", ".join(f"{name} ({n})" for name, n in sources.items())

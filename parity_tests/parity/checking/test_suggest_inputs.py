@@ -4,180 +4,30 @@ The references are designs, torch's own modules, modules written by hand, and wh
 transformers', all small and with random weights.
 """
 
-from functools import cache
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 import transformers as tf
-from flax import nnx
 from torch import nn
 
-import torch_ref
 from helpers.parity.block_pair import pair
 from helpers.parity.one_reference import Once
+from helpers.parity.suggested import (
+    PLAIN,
+    POSITIONS,
+    ROWS,
+    VOCABULARY,
+    ByHand,
+    D,
+    N,
+    OfImages,
+    reference,
+    suggested,
+)
 from jax_attn import parity
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.reference import Reference
-from torch_ref.rotary import Rotary
-
-D, N, VOCABULARY, POSITIONS = 24, 6, 41, 37
-SIZES = {"hidden_size": D, "num_attention_heads": N, "num_hidden_layers": 2, "vocab_size": 41}
-PLAIN = SIZES | {"intermediate_size": 29, "max_position_embeddings": POSITIONS}
-GROUPED = PLAIN | {"num_key_value_heads": 3, "head_dim": 10}
-T5 = {"d_model": 31, "d_kv": 7, "num_heads": N, "num_layers": 2, "d_ff": 29, "vocab_size": 41}
-T5 |= {"relative_attention_max_distance": 29, "relative_attention_num_buckets": 8}
-VIT = {"hidden_size": D, "num_attention_heads": N, "num_hidden_layers": 2, "intermediate_size": 29}
-EXPERTS = GROUPED | {"num_local_experts": 8, "experts_implementation": "eager"}
-SMALL_EXPERTS = EXPERTS | {"num_hidden_layers": 1}
-
-
-class ByHand(nn.Module):
-    """Keys from elsewhere, a mask that must be given and of which 0 hides, a table of languages."""
-
-    def __init__(self):
-        super().__init__()
-        self.language_embedding = nn.Embedding(5, D)
-        self.q, self.k = nn.Linear(D, D), nn.Linear(17, D)
-
-    def forward(self, x, context, mask, language_id=None):
-        x = self.q(x)
-        if language_id is not None:
-            x = x + self.language_embedding(language_id)
-        scores = x @ self.k(context).mT + (1.0 - mask) * -1e9
-        return scores.softmax(-1) @ self.k(context)
-
-
-class OfImages(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, D, 3, stride=2)
-        self.attention = nn.MultiheadAttention(D, 4, batch_first=True)
-
-    def forward(self, images):
-        y = self.conv(images).flatten(2).mT
-        return self.attention(y, y, y)[0]
-
-
-class OfWaves(nn.Module):
-    """Tokens of samples, and a mask of samples, of which a token needs the first."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = SimpleNamespace(conv_kernel=(10, 3), conv_stride=(5, 2))
-        self.convs = nn.Sequential(nn.Conv1d(1, D, 10, 5), nn.Conv1d(D, D, 3, 2))
-        self.attention = nn.MultiheadAttention(D, 4, batch_first=True)
-
-    def forward(self, input_values, attention_mask=None):
-        y = self.convs(input_values[:, None]).mT
-        hidden = None
-        if attention_mask is not None:
-            hidden = attention_mask[:, ::10][:, : y.shape[1]] == 0
-        return self.attention(y, y, y, key_padding_mask=hidden)[0]
-
-
-def unweighted(m, query, key, value, attn_mask=None, key_padding_mask=None):
-    masks = {"attn_mask": attn_mask, "key_padding_mask": key_padding_mask}
-    return m(query, key, value, **masks, need_weights=False)[0]
-
-
-def logits(model, *args, **inputs):
-    return model(*args, **inputs).logits
-
-
-def hidden_state(model, **inputs):
-    return model(**inputs).last_hidden_state
-
-
-# name -> (builds the reference, reference_call, which parameters)
-ROWS = {
-    "weights_mha": (lambda: torch_ref.DESIGNS["weights_mha"](30, 6), None, "x mask"),
-    "fused_mha": (lambda: torch_ref.DESIGNS["fused_mha"](30, 6), None, "x"),
-    "mqa": (lambda: torch_ref.DESIGNS["mqa"](30, 6), None, "x mask"),
-    "plain_mha": (lambda: torch_ref.DESIGNS["plain_mha"](30, 6), None, "X"),
-    "gqa": (
-        lambda: torch_ref.DESIGNS["gqa"](30, 6, 3, kdim=17, vdim=19, head_dim=10, rotary=Rotary()),
-        None,
-        "query key value mask bias positions key_positions",
-    ),
-    "torch_mha": (
-        lambda: nn.MultiheadAttention(D, N, batch_first=True, kdim=17, vdim=19),
-        None,
-        "query key value key_padding_mask attn_mask",
-    ),
-    "torch_mha without weights": (
-        lambda: nn.MultiheadAttention(D, N, batch_first=True),
-        unweighted,
-        "query key value attn_mask key_padding_mask",
-    ),
-    "decoder layer": (
-        lambda: nn.TransformerDecoderLayer(D, N, 29, batch_first=True),
-        None,
-        "tgt memory tgt_mask memory_mask tgt_key_padding_mask memory_key_padding_mask",
-    ),
-    "by hand": (ByHand, None, "x context mask language_id"),
-    "of images": (OfImages, None, "images"),
-    "of waves": (OfWaves, None, "input_values attention_mask"),
-    "bert": (
-        lambda: tf.BertModel(tf.BertConfig(**PLAIN)),
-        None,
-        "input_ids attention_mask token_type_ids position_ids",
-    ),
-    "llama": (
-        lambda: tf.LlamaModel(tf.LlamaConfig(**GROUPED)),
-        hidden_state,
-        "input_ids attention_mask position_ids",
-    ),
-    "llama with a head": (
-        lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)),
-        logits,  # the form of call that `check` documents
-        "input_ids attention_mask position_ids",  # not logits_to_keep, which is a count
-    ),
-    "mistral": (
-        lambda: tf.MistralModel(tf.MistralConfig(**GROUPED, sliding_window=17)),
-        None,
-        "input_ids attention_mask position_ids",
-    ),
-    "gemma2": (
-        lambda: tf.Gemma2Model(tf.Gemma2Config(**GROUPED, sliding_window=13)),
-        None,
-        "input_ids attention_mask position_ids",
-    ),
-    "mixtral": (
-        lambda: tf.MixtralModel(tf.MixtralConfig(**SMALL_EXPERTS)),
-        None,
-        "input_ids attention_mask position_ids",
-    ),
-    "t5": (
-        lambda: tf.T5Model(tf.T5Config(**T5)),
-        None,
-        "input_ids attention_mask decoder_input_ids decoder_attention_mask",
-    ),
-    "mpnet": (
-        lambda: tf.MPNetModel(tf.MPNetConfig(**PLAIN)),
-        None,
-        "input_ids attention_mask",  # its own positions count what is no padding
-    ),
-    "vit": (
-        lambda: tf.ViTModel(tf.ViTConfig(**VIT, image_size=8, patch_size=4)),
-        None,
-        "pixel_values attention_mask",
-    ),
-}
-
-
-@cache
-def reference(row):
-    torch.manual_seed(0)
-    return ROWS[row][0]().eval()
-
-
-@cache
-def suggested(row):
-    return parity.suggest_inputs(reference(row), reference_call=ROWS[row][1])
-
 
 MASKS = [(row, name) for row in ROWS for name in ROWS[row][2].split() if "mask" in name]
 IDS = [(row, name) for row in ROWS for name in ROWS[row][2].split() if "input_ids" in name]
@@ -385,101 +235,6 @@ def test_of_two_sets_what_is_odd_in_one_is_even_in_the_other(build):
     assert [1 - n for n in odd] == other
     alone = parity.suggest_inputs(module)
     assert all(np.array_equal(first[k], alone[k]) for k in alone), "the first is that of one set"
-
-
-# --- what the caller says -------------------------------------------------------------------------
-
-
-def test_what_is_given_stays_and_the_others_fit_it():
-    x = np.random.default_rng(0).standard_normal((4, 9, D)).astype("float32")
-    inputs = parity.suggest_inputs(reference("by hand"), given={"x": x})
-    assert inputs["x"] is x
-    assert (inputs["context"].shape[0], inputs["mask"].shape) == (4, (4, 9, 5))
-
-
-def test_a_config_may_be_a_dict():
-    module = nn.Linear(D, D)
-    module.config = {"hidden_size": D}
-    assert parity.suggest_inputs(module)["input"].shape[-1] == D
-
-
-def test_parameters_without_names_give_a_tuple():
-    def call(module, *arrays):
-        return module(*arrays)[0]
-
-    (x,) = parity.suggest_inputs(reference("fused_mha"), reference_call=call)
-    assert x.shape == (3, 11, 30)
-
-
-class Strange(ByHand):
-    def forward(self, x, context, mask, strange, flag):
-        return super().forward(x, context, mask) * (strange if flag else 1)
-
-
-REFUSED = {
-    "unknown parameters": (Strange, {}, "parameter 'strange': expected a name (.|\n)*'flag'"),
-    "given what there is not": (ByHand, {"given": {"y": np.ones(3)}}, "given: expected some of x,"),
-    "an unknown dtype": (ByHand, {"dtype": "int8"}, "dtype: expected one of float32"),
-    "a dtype that is no name": (
-        ByHand,
-        {"dtype": np.dtype("float32")},
-        "dtype: expected one of float32.* got dtype",
-    ),
-    "a reference that refuses all": (
-        ByHand,
-        {"given": {"x": np.ones((2, 3, D + 1))}},
-        r"made for context and mask.* with x float64\[.*, as given, .* raised on all .*mat1 and",
-    ),
-    "no set": (ByHand, {"sets": 0}, "sets: expected at least 1, got 0"),
-    "a seed below zero": (ByHand, {"seed": -1}, "seed: expected an integer of 0 or more, got -1"),
-}
-
-
-@pytest.mark.parametrize("row", REFUSED)
-def test_what_cannot_be_made_is_named(row):
-    build, options, message = REFUSED[row]
-    with pytest.raises(ValueError, match=message):
-        parity.suggest_inputs(build().eval(), **options)
-
-
-class Placed(nn.Module):
-    """Positions in order, of which padding has none; or simply in order."""
-
-    def __init__(self, skips):
-        super().__init__()
-        self.words, self.places = nn.Embedding(31, D, padding_idx=1), nn.Embedding(64, D)
-        self.skips = skips
-
-    def forward(self, input_ids, position_ids=None):
-        if position_ids is None:
-            real = (input_ids != 1) | (not self.skips)
-            position_ids = (real.cumsum(1) - 1) * real
-        return self.words(input_ids) + self.places(position_ids)
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_positions_are_left_out_where_the_reference_computes_them_from_its_ids(skips):
-    inputs = parity.suggest_inputs(Placed(skips))
-    assert (inputs["input_ids"] == 1).any()
-    assert ("position_ids" in inputs) == (not skips)
-
-
-NOT_OF_THESE_TYPES = {
-    "an array": (np.ones(3), {}, "reference: expected a torch.nn.Module, got ndarray"),
-    "an NNX module": (nnx.Module(), {}, "reference: .* got Module, which is a port"),
-    "a seed that is no integer": (ByHand(), {"seed": "a"}, "seed: expected an integer .*got 'a'"),
-    "sets that are no number": (ByHand(), {"sets": True}, "sets: expected an int, got True"),
-    "given in a list": (ByHand(), {"given": [1]}, "given: expected a dict of NumPy arrays"),
-    "a number given": (ByHand(), {"given": {"x": 1}}, r"given\['x'\]: expected a NumPy array"),
-    "no function": (ByHand(), {"reference_call": 3}, "reference_call: expected a function"),
-}
-
-
-@pytest.mark.parametrize("row", NOT_OF_THESE_TYPES)
-def test_arguments_of_other_types_are_refused_by_name(row):
-    reference, options, message = NOT_OF_THESE_TYPES[row]
-    with pytest.raises(TypeError, match=message):
-        parity.suggest_inputs(reference, **options)
 
 
 @pytest.mark.slow

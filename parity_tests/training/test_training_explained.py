@@ -4,26 +4,21 @@ right."""
 import json
 
 import jax
-import numpy as np
 import optax
 import pytest
 import torch
-from flax import nnx
 from torch.optim import SGD, Adam, AdamW, Rprop
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
-from helpers.parity.training_checks import adamw, linear_check
+from helpers.parity.training_checks import linear_check
 from helpers.schema_problems import problems
-from jax_attn import GroupedQueryAttention, parity, transfer
-from jax_attn.parity.explaining import explain as explaining
+from jax_attn import transfer
 from jax_attn.parity.judge.text import finite
 from jax_attn.selfcheck.training_bugs.cases import IN, OUT, judge_case, layers
 from jax_attn.selfcheck.training_bugs.optimizer_bugs import OPTIMIZER_BUGS
-from jax_attn.training import explain
 from jax_attn.training.optimizers.optax_like import optax_like
 from jax_attn.training.optimizers.terms import clip_by_norm
 from jax_attn.transfer import ignored
-from torch_ref import DESIGNS
 
 CAUSES = {
     "SGD: a rate 1% too large": ("rate", "1.01"),
@@ -287,42 +282,6 @@ def test_of_a_right_training_nothing_differs():
     assert (explanation.verdict, explanation.regions, explanation.causes) == ("PASS", (), ())
 
 
-class Scaled(nnx.Module):
-    """Attention whose result is 3% too large."""
-
-    def __init__(self):
-        self.attention = GroupedQueryAttention(13, 6, 3, head_dim=5, rngs=nnx.Rngs(0))
-
-    def __call__(self, query: jax.Array) -> jax.Array:
-        return self.attention(query) * 1.03
-
-
-@pytest.fixture(scope="module")
-def scaled_result():
-    torch.manual_seed(0)
-    reference, port = DESIGNS["gqa"](13, 6, 3, head_dim=5), Scaled()
-    layout = transfer.LAYOUTS["gqa"].under("", "attention")
-    transfer.load(port, reference.state_dict(), layout)
-    rng = np.random.default_rng(0)
-    batch = {name: rng.standard_normal((3, 7, 13), np.float32) for name in ("query", "target")}
-    return parity.check_training(
-        reference, port, [batch], layout=layout, optimizer=adamw, loss="mse", steps=3
-    )
-
-
-@pytest.mark.slow
-def test_wrong_gradients_are_explained_as_those_of_a_check_are(scaled_result):
-    explanation = scaled_result.explain()
-    (cause, *_) = explanation.regions[0].causes
-    assert (cause.name, cause.value) == ("scale", pytest.approx(1.03, rel=1e-4))
-    assert explanation.first_wrong.kind == "gradient of parameter"
-
-
-def interrupted(*args):
-    raise KeyboardInterrupt
-
-
-@pytest.mark.slow
 @pytest.mark.slow
 def test_an_optimizer_without_weight_decay_is_explained():
     """optax's rprop makes each update one step late."""
@@ -332,24 +291,3 @@ def test_an_optimizer_without_weight_decay_is_explained():
     explanation = late.explain()
     assert explanation.first_wrong.transform == "update 1", str(late)
     assert explanation.causes == ()
-
-
-def test_an_interrupted_search_for_regions_is_told_and_ends_the_explanation(
-    scaled_result, monkeypatch
-):
-    monkeypatch.setattr(explaining, "find_causes", interrupted)
-    monkeypatch.setattr(explain, "_causes", lambda *args: pytest.fail("not ended"))
-    explanation = scaled_result.explain()
-    assert explanation.stopped == "interrupted"
-    assert explanation.regions
-    assert explanation.to_json()["stopped"] == "interrupted"
-
-
-@pytest.mark.slow
-def test_an_interrupted_search_for_a_recipe_is_told(monkeypatch):
-    result = linear_check(port_optimizer=optax.sgd(0.2))
-    monkeypatch.setattr(explain, "recipe_bugs", interrupted)
-    explanation = result.explain()
-    assert (explanation.stopped, explanation.causes) == ("interrupted", ())
-    assert explanation.first_wrong.transform.startswith("update")
-    assert "interrupted" in str(explanation)

@@ -37,11 +37,11 @@ SHAPES = {
     # The matrix's that cross edges of the shipped tiles and pages: prime, with no more scores than
     # one edge needs. The edges are of tiles of keys, of queries, of both under a banded mask, and
     # of heads; the last is of pages.
-    "long_keys": Size(B=1, T=37, S=1031, N=2, K=1, D=6),
-    "long_queries": Size(B=1, T=1031, S=37, N=2, K=1, D=6),
-    "long_band": Size(B=1, T=521, S=263, N=2, K=1, D=6),
+    "long_keys": Size(B=1, T=37, S=1031, N=4, K=2, D=12),
+    "long_queries": Size(B=1, T=1031, S=37, N=4, K=2, D=12),
+    "long_band": Size(B=1, T=521, S=263, N=4, K=2, D=12),
     "many_heads": Size(B=1, T=257, S=67, N=18, K=6, D=36),
-    "two_pages": Size(B=1, T=523, S=523, N=2, K=1, D=6),
+    "two_pages": Size(B=1, T=523, S=523, N=4, K=2, D=12),
     # Those of rows on meshes, whose batch and heads are sharded: each device has several key/value
     # heads of its own, or shares one with other devices.
     "parts": Size(B=4, T=7, S=7, N=16, K=8, D=80),

@@ -21,15 +21,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from gallery_tables import verdict
+from gallery_tables import Record, findings, verdict
 
 from gallery import readings, records
-from gallery.measured import Record, measured
+from gallery.measured import measured
 from gallery.port import PACKAGES, Port
 from gallery.ports import every
 
 SECONDS = 600
 """The limit of one port."""
+SECONDS_TO_END = 10
+"""How long a process may take to end after it gave its record."""
 
 
 def _child(port: Port, queue: Any) -> None:
@@ -47,7 +49,8 @@ def run(port: Port) -> Record:
         process.join(0.2)
     if not queue.empty():
         record: Record = queue.get()
-        process.join()
+        process.join(SECONDS_TO_END)
+        process.kill()
         return record
     reason = f"ended with {process.exitcode}"
     if process.is_alive():
@@ -68,12 +71,15 @@ def _ready(packages: Iterable[str]) -> None:
 
 def read_again() -> None:
     """Keep what the repros print, and the lines of source that the findings name."""
-    for finding in readings.findings():
-        if (line := readings.quoted(finding["source"])) is not None:
-            records.keep(finding["source"], line, "sources")
+    for finding in findings():
+        print(f"{finding['title']}:")
+        for source in finding["sources"]:
+            if (line := readings.quoted(source)) is not None:
+                records.keep(source, line, "sources")
+            print(line or f"{source}: not installed")
         if (text := readings.printed(finding["repro"])) is not None:
             records.keep(finding["repro"], text, "repros")
-        print(f"{finding['title']}:\n{line}\n{text or 'its repro does not run here'}", flush=True)
+        print(text or f"{finding['repro']}: a package is not installed", flush=True)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -29,11 +30,11 @@ def layout_by_value(reference: torch.nn.Module, port: Any) -> Layout | None:
     if a parameter of the port has numbers of its own, as a sum of two embeddings has: no row can
     give its gradient.
     """
+    arrays = {path: v.get_value() for path, v in variables_of(as_module(port)).items()}
     theirs = {
-        path: np.asarray(variable.get_value(), np.float64)
-        for path, variable in variables_of(as_module(port)).items()
-        if np.issubdtype(variable.get_value().dtype, np.floating)
-        or variable.get_value().dtype.name == "bfloat16"
+        path: np.asarray(a, np.float64)
+        for path, a in arrays.items()
+        if jnp.issubdtype(a.dtype, jnp.floating)
     }
     own = {
         name: parameter.detach().double().numpy()
@@ -71,7 +72,7 @@ def _whole(own: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> I
 def _split(own: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Iterator[Row]:
     """Pair a parameter of the reference with several of the port: parts of equal size."""
     for name, x in [*own.items()]:
-        for count, axis in itertools.product(range(2, MOST_PARTS), range(x.ndim)):
+        for count, axis in itertools.product(range(2, MOST_PARTS + 1), range(x.ndim)):
             if x.shape[axis] % count:
                 continue
             found = _each(np.split(x, count, axis), theirs)
@@ -86,7 +87,7 @@ def _split(own: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Iterato
 def _joined(own: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> Iterator[Row]:
     """Pair several parameters of the reference with one of the port, as of stacked experts."""
     for path, y in [*theirs.items()]:
-        for count, axis in itertools.product(range(2, MOST_PARTS), range(y.ndim)):
+        for count, axis in itertools.product(range(2, MOST_PARTS + 1), range(y.ndim)):
             if y.shape[axis] % count:
                 continue
             found = _each(np.split(y, count, axis), own)

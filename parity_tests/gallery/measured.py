@@ -4,14 +4,14 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+
+from gallery_tables import Record
 
 from gallery.port import Port, Subject
 from jax_attn.environment import version
 from jax_attn.parity import Pair, Result, TrainingPair, Verdict, check, check_training
 from jax_attn.parity.judge.compare import TensorReport, deciding
 
-Record = dict[str, Any]
 LONGEST = 400
 """Characters of a sentence that a record keeps."""
 PARTS: dict[str, Callable[[str], bool]] = {
@@ -28,29 +28,30 @@ def measured(port: Port) -> Record:
 
     Gradients are compared in the first dtype, on the pair's own inputs. A port that fails there is
     not checked on further inputs, where the same error would hide another. One that cannot be built
-    has the reason in place of checks.
+    has the reason in place of checks, and a check that raises an error has that of the error.
     """
     begun = time.perf_counter()
     versions = {name: found for name in VERSIONS if (found := version(name))}
     record: Record = {"package": port.package, "version": port.installed, "with": versions}
     checks: dict[str, Record] = {}
+    first, *others = port.dtypes
     try:
-        first, *others = port.dtypes
         subject = port.make(first)
-        checks[first], result = _checked(subject.pair)
-        _explain(record, first, result)
-        for name, inputs in subject.further.items() if result.verdict is not Verdict.FAIL else ():
-            pair = replace(subject.pair, inputs=inputs, gradients=False)
-            checks[name] = _further(record, name, lambda pair=pair: pair)
-        for dtype in others:
-            checks[dtype] = _further(record, dtype, lambda dtype=dtype: _outputs(port.make(dtype)))
     except Exception as error:
         record["not built"] = _said(error)
+    else:
+        checks[first] = _check_of(record, first, lambda: subject.pair)
+        if checks[first]["verdict"] in ("PASS", "INCONCLUSIVE"):
+            for name, inputs in subject.further.items():
+                pair = replace(subject.pair, inputs=inputs, gradients=False)
+                checks[name] = _check_of(record, name, lambda pair=pair: pair)
+        for dtype in others:
+            checks[dtype] = _check_of(record, dtype, lambda x=dtype: _outputs(port.make(x)))
     return record | {"checks": checks, "seconds": round(time.perf_counter() - begun, 1)}
 
 
-def _further(record: Record, name: str, make: Callable[[], Pair | TrainingPair]) -> Record:
-    """Return the record of another check of a port; one that raises an error has its reason."""
+def _check_of(record: Record, name: str, make: Callable[[], Pair | TrainingPair]) -> Record:
+    """Return a check of a port; if it raises an error, its reason. Explain the first that fails."""
     try:
         checked, result = _checked(make())
     except Exception as error:

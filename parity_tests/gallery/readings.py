@@ -3,18 +3,10 @@
 import importlib.util
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
-from typing import Any
 
-FOLDER = Path(__file__).parent
-REPROS = FOLDER / "repros"
+REPROS = Path(__file__).parent / "repros"
 SECONDS = 300
-
-
-def findings() -> list[dict[str, Any]]:
-    """Return the findings, as they were written by hand."""
-    return tomllib.loads((FOLDER / "findings.toml").read_text())["finding"]
 
 
 def quoted(source: str) -> str | None:
@@ -29,11 +21,19 @@ def quoted(source: str) -> str | None:
 
 
 def printed(repro: str) -> str | None:
-    """Return what a script of `repros` prints; None if it raises, as where a package is absent."""
+    """Return what a script of `repros` prints; None if a package that it imports is absent.
+
+    Raises:
+      RuntimeError: it ends with another error.
+    """
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(REPROS / repro)],
         capture_output=True,
         text=True,
         timeout=SECONDS,
     )
-    return run.stdout if run.returncode == 0 else None
+    if run.returncode == 0:
+        return run.stdout
+    if "ModuleNotFoundError" in run.stderr:
+        return None
+    raise RuntimeError(f"{repro} fails:\n{run.stderr}")

@@ -5,11 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from measuring import PROFILE
-
-from gallery.measured import Record
-
-PATH = PROFILE / "others_ports.json"
+from gallery_tables import RECORDS, Record
 
 
 def kept(part: str = "ports") -> dict[str, Record]:
@@ -21,14 +17,14 @@ def keep(name: str, record: Any, part: str = "ports") -> dict[str, Record]:
     """Add or replace a record in the file; return all of its part."""
     every = _read()
     every[part] = dict(sorted({**every.get(part, {}), name: record}.items()))
-    partial = PATH.with_suffix(".partial")
+    partial = RECORDS.with_suffix(".partial")
     partial.write_text(as_text(every))
-    os.replace(partial, PATH)
+    os.replace(partial, RECORDS)
     return every[part]
 
 
 def _read() -> dict[str, dict[str, Record]]:
-    return json.loads(PATH.read_text()) if PATH.exists() else {}
+    return json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
 
 
 def as_text(every: Mapping[str, Mapping[str, Any]]) -> str:

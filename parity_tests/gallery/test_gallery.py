@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from gallery_tables import WHOSE, verdict
+from gallery_tables import CAUSES, findings, tables, undecided, verdict, verdicts
 
 from gallery import readings, records
 from gallery.by_value import layout_by_value
 from gallery.measured import measured
-from gallery.port import PACKAGES
+from gallery.port import PACKAGES, Subject
 from gallery.ports import every
 from helpers import documents
 from jax_attn import parity, transfer
 
 PORTS = {port.name: port for port in every()}
-FINDINGS = readings.findings()
+FINDINGS = findings()
 CHECKED = {
     # name -> its verdict, and words of the explanation
     "flax RMSNorm": ("PASS", None),
@@ -43,6 +43,16 @@ def test_a_port_that_cannot_be_built_says_why():
     assert "no such layer" in record["not built"]
 
 
+def test_a_check_that_raises_an_error_is_no_port_that_cannot_be_built():
+    pair = parity.Pair(torch.nn.Linear(2, 2), None, ())
+    port = PORTS["flax RMSNorm"].__class__("raising", "flax", lambda dtype: Subject(pair))
+    record = measured(port)
+    assert verdict(record) == "ERROR"
+    assert "not built" not in record
+    assert undecided({"raising": record}).count("raising") == 2  # one in each dtype
+    assert verdicts({"raising": record}).endswith("| – |")
+
+
 def test_every_record_is_of_a_port_of_a_pinned_package():
     kept = records.kept()
     assert {*kept} <= {*PORTS}
@@ -55,7 +65,7 @@ def test_every_failure_was_looked_at_and_every_finding_fails():
     failing = {name for name, each in records.kept().items() if verdict(each) == "FAIL"}
     found = [name for each in FINDINGS for name in each["ports"]]
     assert sorted(found) == sorted(failing)
-    assert {each["whose"] for each in FINDINGS} <= {*WHOSE}
+    assert {each["cause"] for each in FINDINGS} <= {*CAUSES}
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda each: each["repro"])
@@ -64,8 +74,18 @@ def test_a_repro_is_short_and_needs_neither_this_package_nor_a_model(finding):
     assert text.count("\n") <= 25
     assert "jax_attn" not in text
     assert "from_pretrained" not in text
-    assert records.kept("repros")[finding["repro"]]
-    assert records.kept("sources")[finding["source"]]
+
+
+def test_what_is_kept_of_findings_is_what_they_name():
+    assert {*records.kept("repros")} == {each["repro"] for each in FINDINGS}
+    assert {*records.kept("sources")} == {s for each in FINDINGS for s in each["sources"]}
+    assert {path.name for path in readings.REPROS.glob("*.py")} == {*records.kept("repros")}
+
+
+def test_the_page_names_no_line_of_the_gallery():
+    explained = [each.get("explained", "") for each in records.kept().values()]
+    assert any("(measured.py:" in sentence for sentence in explained)
+    assert "(measured.py:" not in tables()["gallery_findings"]
 
 
 @pytest.mark.slow

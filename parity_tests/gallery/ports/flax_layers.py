@@ -14,16 +14,16 @@ from helpers.parity.functions import PortFunction
 from jax_attn.parity import Pair
 
 DEFAULTS: dict[str, Layers] = {
-    name: ROWS[of]._replace(port=port, shapes=shapes or ROWS[of].shapes)
-    for name, of, port, shapes in (
-        ("LayerNorm, default epsilon", "LayerNorm", partial(nnx.LayerNorm, D), ()),
-        ("GroupNorm, default epsilon", "GroupNorm", partial(nnx.GroupNorm, C, 2), ()),
-        ("InstanceNorm, default epsilon", "InstanceNorm", partial(nnx.InstanceNorm, C), ()),
+    f"{of}, default epsilon": ROWS[of]._replace(port=port)
+    for of, port in (
+        ("LayerNorm", partial(nnx.LayerNorm, D)),
+        ("GroupNorm", partial(nnx.GroupNorm, C, 2)),
+        ("InstanceNorm", partial(nnx.InstanceNorm, C)),
     )
 }
 """The layer with the sizes alone, as `nnx.LayerNorm(D, rngs=rngs)` is written."""
 FAR = 30.0
-"""A mean as large as that of many residual streams, in standard deviations."""
+"""A mean of so many standard deviations, where the difference of two squares loses digits."""
 
 
 def _far(fast: bool) -> Layers:

@@ -10,13 +10,18 @@ import torch
 from gallery.port import Port, Subject
 from jax_attn.parity import TrainingPair
 from jax_attn.selfcheck.training_bugs.cases import batches, layers
+from jax_attn.training.recipe import LOSSES
 from jax_attn.transfer import LINEAR
 
 RATE, STEPS = 0.02, 5
+SMALL = 1e-4
+"""A factor of the loss that gives gradients a norm of about 2e-4."""
 Torch = Callable[..., torch.optim.Optimizer]
+Optax = Callable[[], optax.GradientTransformation]
+Loss = str | tuple[Callable[..., Any], Callable[..., Any]]
 _OF = torch.optim
 
-PAIRS: dict[str, tuple[Torch, dict[str, Any], Callable[[], optax.GradientTransformation]]] = {
+PAIRS: dict[str, tuple[Torch, dict[str, Any], Optax]] = {
     "sgd": (_OF.SGD, {}, lambda: optax.sgd(RATE)),
     "sgd, momentum": (_OF.SGD, {"momentum": 0.9}, lambda: optax.sgd(RATE, 0.9)),
     "sgd, Nesterov": (
@@ -50,26 +55,46 @@ PAIRS: dict[str, tuple[Torch, dict[str, Any], Callable[[], optax.GradientTransfo
         lambda: optax.rprop(RATE, 0.5, 1.2, min_step_size=1e-6, max_step_size=50.0),
     ),
 }
-CLIPPED = {"adamw, clip_by_global_norm": 0.1, "adamw, clip_by_global_norm of tiny gradients": 1e-5}
+
+
+def _small(loss: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda output, target: SMALL * loss(output, target)
+
+
+CLIPPED: dict[str, tuple[Torch, dict[str, Any], Optax, float, Loss]] = {
+    # name -> as in PAIRS; the largest norm; the loss
+    "adamw, clip_by_global_norm": (*PAIRS["adamw"], 0.1, "mse"),
+    "sgd, clip_by_global_norm of small gradients": (
+        _OF.SGD,
+        {"lr": RATE / SMALL},
+        lambda: optax.sgd(RATE / SMALL),
+        1e-4,
+        (_small(LOSSES["mse"][0]), _small(LOSSES["mse"][1])),
+    ),
+}
 
 
 def _subject(
     torch_optimizer: Torch,
     options: dict[str, Any],
-    make: Callable[[], optax.GradientTransformation],
+    make: Optax,
     clip_norm: float | None,
+    loss: Loss,
     dtype: str,
 ) -> Subject:
     reference, port = layers(dtype)
+    tx = make()
+    if clip_norm is not None:
+        tx = optax.chain(optax.clip_by_global_norm(clip_norm), tx)
     return Subject(
         TrainingPair(
             reference,
             port,
             batches(),
             layout=LINEAR,
-            loss="mse",
+            loss=loss,
             optimizer=lambda module: torch_optimizer(module.parameters(), **{"lr": RATE} | options),
-            port_optimizer=make(),
+            port_optimizer=tx,
             clip_norm=clip_norm,
             port_call=lambda module, input: module(input),
             steps=STEPS,
@@ -77,22 +102,8 @@ def _subject(
     )
 
 
-def _clipped(norm: float) -> optax.GradientTransformation:
-    return optax.chain(optax.clip_by_global_norm(norm), optax.adamw(RATE, weight_decay=1e-2))
-
-
-PORTS = (
-    *(
-        Port(f"optax {name}", "optax", partial(_subject, *pair, None), ["float32"])
-        for name, pair in PAIRS.items()
-    ),
-    *(
-        Port(
-            f"optax {name}",
-            "optax",
-            partial(_subject, _OF.AdamW, {}, partial(_clipped, norm), norm),
-            ["float32"],
-        )
-        for name, norm in CLIPPED.items()
-    ),
+ROWS = {name: (*pair, None, "mse") for name, pair in PAIRS.items()} | CLIPPED
+PORTS = tuple(
+    Port(f"optax {name}", "optax", partial(_subject, *row), ["float32"])
+    for name, row in ROWS.items()
 )

@@ -1,4 +1,4 @@
-"""torch keeps the unbiased variance of a batch, flax the biased one; momentum is defined anew."""
+"""torch keeps the unbiased variance of a batch, flax the biased one; momentum is 1 - torch's."""
 
 import numpy as np
 import torch

@@ -12,7 +12,6 @@ heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
 window = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}
 config = Qwen2Config(**sizes, **heads, **window)
 backbone = keras_hub.models.QwenBackbone(**convert_backbone_config(config.to_dict()))
-print(config.layer_types)
-for i in range(2):
+for i, kind in enumerate(config.layer_types):
     attention = backbone.get_layer(f"transformer_layer_{i}")._self_attention_layer
-    print("uses a window:", attention.use_sliding_window_attention)
+    print(kind, "uses a window:", attention.use_sliding_window_attention)

@@ -17,4 +17,4 @@ class Loader:
 
 
 convert_roberta.convert_weights(backbone, Loader(), {})
-print(sorted(key for key in read if ".embeddings." in key and "Norm" not in key))
+print("read:", sorted(key for key in read if ".embeddings." in key and "Norm" not in key))

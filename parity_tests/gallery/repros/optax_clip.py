@@ -1,4 +1,4 @@
-"""torch divides by the norm and 1e-6, optax by the norm."""
+"""torch divides by the norm plus 1e-6, optax by the norm; printed: the clipped over the limit."""
 
 import jax.numpy as jnp
 import optax

@@ -13,4 +13,4 @@ for gradient in (3.0, 1.0, 1.0, 1.0):
     theirs.step()
     update, state = ours.update(jnp.array([gradient]), state, x)
     x = optax.apply_updates(x, update)
-    print(f"torch {w.item():.4f} optax {float(x[0]):.4f}")
+    print(f"gradient {gradient:g}, weight: torch {w.item():.4f} optax {float(x[0]):.4f}")

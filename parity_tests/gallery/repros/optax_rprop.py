@@ -8,9 +8,9 @@ w = torch.nn.Parameter(torch.zeros(1))
 theirs = torch.optim.Rprop([w], lr=0.1)
 ours, x = optax.rprop(0.1), jnp.zeros(1)
 state = ours.init(x)
-for gradient in (1.0, 1.0, 1.0, 1.0):
+for gradient in (1.0, 1.0, 1.0, -1.0, -1.0, -1.0):
     w.grad = torch.tensor([gradient])
     theirs.step()
     update, state = ours.update(jnp.array([gradient]), state, x)
     x = optax.apply_updates(x, update)
-    print(f"torch {w.item():.4f} optax {float(x[0]):.4f}")
+    print(f"gradient {gradient:g}, weight: torch {w.item():.4f} optax {float(x[0]):.4f}")

@@ -144,9 +144,9 @@ def layout(places: FilePlaces) -> transfer.Layout:
         steps = (step,) if step is not None else ()
         pairs.setdefault(_blank(name), []).append((name, places.target(name), steps))
     for group in pairs.values():
-        patterns = {_pattern(name, target): steps for name, target, steps in group}
-        if len(patterns) == 1 and len(group) > 1:
-            (((key, target), steps),) = patterns.items()
+        (key, target), *others = {_pattern(name, target) for name, target, _ in group}
+        steps = group[0][2]
+        if len(group) > 1 and not others and all(each == steps for *_, each in group):
             rows[key] = transfer.row(key, target, *steps)
         else:
             rows |= {name: transfer.row(name, target, *steps) for name, target, steps in group}

@@ -254,6 +254,8 @@ def connect(
     read: dict[Node, None] = {}
     for node in call.nodes():
         read.update(dict.fromkeys(operands(node)))
+    if not call.path and call.function is None:  # the reference may return its state as it is
+        read.update(dict.fromkeys(node for node in leaves_of(call.returned) if node in state))
     own = {
         node: [name for name in state[node] if is_below(name, call.path) or name in constants]
         for node in read

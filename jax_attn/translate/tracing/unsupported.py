@@ -26,6 +26,7 @@ def unsupported(traced: TracedModule, rules: Container[str] = RULES) -> list[Uns
         if node.op == "call_function":
             problems += problems_of(node, rules, is_training=traced.is_training)
     problems += _buffers(traced)
+    problems += _wide_integers(traced)
     return list(dict.fromkeys(problems))
 
 
@@ -73,6 +74,19 @@ def _is_random(node: Node) -> bool:
         if name in arguments and not arguments[name]:
             return False
     return all(arguments.get(name, 1.0) != 0.0 for name in ("dropout_p", "dropout", "p"))
+
+
+def _wide_integers(traced: TracedModule) -> Iterator[Unsupported]:
+    """Yield the tensors whose integers JAX, which holds them in 32 bits, would cut off."""
+    state = traced.root.module.state_dict(keep_vars=True)
+    tensors = {**state, **dict(traced.root.module.named_buffers()), **traced.constants}
+    limits = torch.iinfo(torch.int32)
+    for name in dict.fromkeys(traced.state.values()):
+        value = tensors.get(name)
+        if value is None or value.dtype != torch.int64 or not value.numel():
+            continue
+        if value.min() < limits.min or value.max() > limits.max:
+            yield Unsupported("buffer", name, "it holds integers of more than 32 bits")
 
 
 def _buffers(traced: TracedModule) -> Iterator[Unsupported]:

@@ -167,7 +167,8 @@ class Expressions(MethodScope):
         operands: dict[str, Written] = {}
         for name, value in tensors.items():
             if read[name] > 1 and value in self.produced and value not in self.names:
-                self.assign([value], self.expression(value), self.place)
+                # It stands before the statement at hand, which may read what its name held.
+                self.assign([value], self.expression(value), self.place - 1)
             if read[name]:
                 operands[name] = self.written(value)
         whole = tuple(with_operands(tree, operands) for tree in trees)
@@ -210,7 +211,9 @@ class Expressions(MethodScope):
                 given[name] = self.written(value)
         found = leaf(item.module)
         if found is not None:
-            return filled(found.called, {"module": module, "x": next(iter(given.values()))})
+            (_, x), *_ = item.given.items()
+            called = found.called(item.module, x.meta["val"].ndim)
+            return filled(called, {"module": module, "x": next(iter(given.values()))})
         given |= {name: literal(value) for name, value in self.tree.choices(item).items()}
         positional: list[Written] = []
         keywords: list[ast.keyword] = []

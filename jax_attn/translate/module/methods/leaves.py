@@ -1,5 +1,7 @@
 """List the modules of torch that NNX has: how each is made, called, and how its tensors cross."""
 
+import ast
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 
 from jax_attn import transfer
+from jax_attn.translate.tracing.source.source_lines import source_of
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,12 @@ class KnownLayer:
 
     Attributes:
       made: the constructor's call, as a template without `rngs`; None where NNX cannot make it.
-      called: the call, as a template of `module` and `x`.
+      called: the call of a module with an input of this rank, as a template of `module` and `x`.
       tensors: each tensor of torch's module, by its name.
     """
 
     made: Callable[[Any], str | None]
-    called: str = "module(x)"
+    called: Callable[[Any, int], str] = lambda module, rank: "module(x)"
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -95,6 +98,11 @@ def _batch_norm(module: Any) -> str | None:
     return f"BatchNorm({module.num_features}{options})"
 
 
+def _conv_called(module: Any, rank: int) -> str:
+    channels = rank - len(module.kernel_size) - 1
+    return f"jnp.moveaxis(module(jnp.moveaxis(x, {channels}, -1)), -1, {channels})"
+
+
 def dropout(rate: float) -> str:
     return f"nnx.Dropout({rate}, deterministic=True)"
 
@@ -102,7 +110,7 @@ def dropout(rate: float) -> str:
 _BIAS = Tensor("bias")
 _CONV = KnownLayer(
     _conv,
-    "jnp.moveaxis(module(jnp.moveaxis(x, 1, -1)), -1, 1)",
+    _conv_called,
     {
         "weight": Tensor("kernel", transfer.conv, "jnp.moveaxis(self, (-1, -2), (0, 1))"),
         "bias": _BIAS,
@@ -137,4 +145,28 @@ LEAVES: dict[type[nn.Module], KnownLayer] = {
 def leaf(module: torch.nn.Module) -> KnownLayer | None:
     """Return how NNX has a module, or None where it has not: then its source is written."""
     found = LEAVES.get(type(module))
-    return found if found is not None and found.made(module) is not None else None
+    if found is None or not _is_plain(module, found) or found.made(module) is None:
+        return None
+    return found
+
+
+def _is_plain(module: nn.Module, layer: KnownLayer) -> bool:
+    """Return whether a module does what its class does.
+
+    Its forward may be another function, its parameters may be made anew in each call, as by
+    `weight_norm`, and a hook may change what it is given or returns.
+    """
+    hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    is_of_class = (
+        "forward" not in vars(module) and module._parameters.keys() <= layer.tensors.keys()
+    )
+    return is_of_class and not any(map(_returns, hooks))
+
+
+def _returns(hook: Callable[..., Any]) -> bool:
+    """Return whether a hook may return a value; one that never does only looks on."""
+    if not inspect.isfunction(hook):
+        return True
+    source = source_of(hook)
+    returns = (node for node in ast.walk(source) if isinstance(node, ast.Return))
+    return not isinstance(source, ast.FunctionDef) or any(each.value for each in returns)

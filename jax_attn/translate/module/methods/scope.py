@@ -258,8 +258,9 @@ class MethodScope:
             len(self.items) if user is None else self.position[id(user)]
             for user in self.users.get(value, ())
         ]
-        # A folded user reads where its own user stands.
+        # A folded user, an operator or a call, reads where its own user stands.
         for user in self.users.get(value, ()):
-            if isinstance(user, Node) and user in self.produced and self._is_folded(user):
-                places.append(self._last_use(user))
+            for made in user.results if isinstance(user, ModuleCall) else (user,):
+                if made is not None and made in self.produced and self._is_folded(made):
+                    places.append(self._last_use(made))
         return max(places, default=-1)

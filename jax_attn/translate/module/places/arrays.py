@@ -1,21 +1,25 @@
 """Write arrays of numbers in the source, and keep the large ones as attributes."""
 
+import ast
 from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 
-from jax_attn.translate.rules.expression import DTYPES
+from jax_attn.translate.rules.expression import DTYPES, literal
 from jax_attn.translate.tracing.traced import TracedModule
 
 
 def regular(value: torch.Tensor) -> str | None:
-    """Write an array that is one number throughout, or that counts; None if it is neither."""
+    """Write an array that is empty, one number throughout, or counts; None if it does neither."""
     dtype, shape = f"jnp.{DTYPES[value.dtype]}", tuple(value.shape)
     flat = value.detach().reshape(-1)
+    if not flat.numel():
+        return f"jnp.zeros({shape}, {dtype})"
     if flat.numel() > 1 and bool((flat == flat[0]).all()):
-        return f"jnp.full({shape}, {flat[0].item()!r}, {dtype})"
-    if flat.numel() > 1 and torch.equal(flat, torch.arange(flat.numel()).to(flat.dtype)):
+        return f"jnp.full({shape}, {ast.unparse(literal(flat[0].item()))}, {dtype})"
+    is_bool = flat.dtype is torch.bool
+    if not is_bool and flat.numel() > 1 and torch.equal(flat, torch.arange(flat.numel()).to(flat)):
         count = f"jnp.arange({flat.numel()}, dtype={dtype})"
         return count if len(shape) == 1 else f"{count}.reshape({shape})"
     return None

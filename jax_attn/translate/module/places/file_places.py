@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from jax_attn.transfer import as_numpy
 from jax_attn.translate.module.methods.axes import Place, axis_names
 from jax_attn.translate.module.methods.leaves import KnownLayer, leaf
 from jax_attn.translate.module.methods.scope import TAKEN, MethodContext
@@ -32,6 +33,7 @@ from jax_attn.translate.tracing.training import changing
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
+_DICTS = (nn.ModuleDict, nn.ParameterDict)
 
 
 class FilePlaces:
@@ -210,7 +212,7 @@ class FilePlaces:
             if isinstance(parent, _LISTS):
                 index = str(self.members(here).index(part))
                 steps.append((index, f"[{index}]"))
-            elif isinstance(parent, (nn.ModuleDict, nn.ParameterDict)):
+            elif isinstance(parent, _DICTS):
                 steps.append((part, f"[{part!r}]"))
             else:
                 steps.append((part, f".{part}"))
@@ -261,6 +263,8 @@ class FilePlaces:
         if isinstance(module, _LISTS):
             index = literal(self.members(path).index(tensor))
             return _as_array(ast.Subscript(attribute, index, ast.Load()))
+        if isinstance(module, _DICTS):
+            return _as_array(ast.Subscript(attribute, literal(tensor), ast.Load()))
         return _as_array(ast.Attribute(attribute, tensor, ast.Load()))
 
     def _members(self, path: str) -> set[str]:
@@ -299,33 +303,34 @@ class FilePlaces:
         Large constants are among them, such as what the reference keeps from an earlier call.
         """
         constants = {
-            ".".join([*self.steps_to(owner), kept]): self.constants.values[name].detach().numpy()
+            ".".join([*self.steps_to(owner), kept]): as_numpy(self.constants.values[name])
             for owner, names in self.constants.attributes.items()
             for name, kept in names.items()
         }
         return constants | {
-            self.target(name): buffer.numpy()
-            for name, buffer in self.reference.named_buffers()
+            self.target(name): as_numpy(tensor)
+            for name, tensor in chain(
+                self.reference.named_parameters(), self.reference.named_buffers()
+            )
             if name in self.tensors and self.is_table(name)
         }
 
     def is_carried(self, name: str) -> bool:
         """Return whether a tensor crosses by the table.
 
-        Integers in buffers are written in the source: they are what the module is, and JAX holds
-        them in other dtypes.
+        Integers are written in the source: they are what the module is, and JAX holds them in
+        other dtypes.
         """
         path, _, tensor = name.rpartition(".")
         module = self.modules[path]
-        if tensor in module._parameters:
-            return True
         is_saved = tensor not in module._non_persistent_buffers_set
-        return is_saved and _buffer(module, tensor).is_floating_point()
+        value = _held(module, tensor)
+        return is_saved and (value.is_floating_point() or value.is_complex())
 
     def is_table(self, name: str) -> bool:
-        """Return whether a buffer is not in the table and too large to be written."""
+        """Return whether a tensor is not in the table and too large to be written."""
         path, _, tensor = name.rpartition(".")
-        return is_large(_buffer(self.modules[path], tensor)) and not self.is_carried(name)
+        return is_large(_held(self.modules[path], tensor)) and not self.is_carried(name)
 
 
 def _as_array(variable: Written) -> Written:
@@ -333,7 +338,7 @@ def _as_array(variable: Written) -> Written:
     return ast.Subscript(variable, ast.Constant(...), ast.Load())
 
 
-def _buffer(module: nn.Module, name: str) -> torch.Tensor:
-    value = module._buffers[name]
+def _held(module: nn.Module, name: str) -> torch.Tensor:
+    value = {**module._parameters, **module._buffers}[name]
     assert value is not None
     return value

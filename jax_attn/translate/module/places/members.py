@@ -1,7 +1,9 @@
 """Write what `__init__` makes: parameters, buffers and the modules below."""
 
 import ast
+import math
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import nn
@@ -28,13 +30,10 @@ class Members:
         """Return the statement that makes each attribute, by its name."""
         module = self.places.modules[path]
         made: dict[str, ast.stmt] = {}
-        for name, parameter in module.named_parameters(recurse=False):
+        tensors = (module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+        for name, tensor in chain(*tensors):
             if self._is_read(path, name):
-                made[name] = self._assign(name, f"nnx.Param({_start(parameter)})")
-        buffers = dict(module.named_buffers(recurse=False))
-        for name, buffer in buffers.items():
-            if self._is_read(path, name):
-                text = self._buffer(f"{path}.{name}".lstrip("."), buffer)
+                text = self._variable(f"{path}.{name}".lstrip("."), tensor)
                 made[name] = self._assign(name, text)
         for constant, name in self.places.constants.attributes.get(path, {}).items():
             made[name] = self._assign(name, _buffer(self.places.constants.values[constant]))
@@ -54,7 +53,9 @@ class Members:
     def _assign(self, name: str, text: str) -> ast.stmt:
         return ast.parse(f"self.{name} = {text}").body[0]
 
-    def _buffer(self, path: str, value: torch.Tensor) -> str:
+    def _variable(self, path: str, value: torch.Tensor) -> str:
+        if isinstance(value, nn.Parameter) and self.places.is_carried(path):
+            return f"nnx.Param({_start(value)})"
         if self.places.is_table(path) or self.places.is_carried(path):
             return _buffer(value)
         return f"Buffer({array_text(value)})"
@@ -85,7 +86,7 @@ class Members:
     def _member(self, path: str, module: nn.Module, name: str) -> str:
         parameter = module._parameters.get(name)
         if parameter is not None:
-            return f"nnx.Param({_start(parameter)})"
+            return self._variable(path, parameter)
         child = module._modules[name]
         assert child is not None
         return self._made(path, child)
@@ -98,9 +99,13 @@ def _buffer(value: torch.Tensor) -> str:
 
 def _start(value: torch.Tensor) -> str:
     """Write what a parameter is before weights are loaded: torch's constant, or drawn."""
-    shape = tuple(value.shape)
-    flat = value.detach().reshape(-1)
-    if flat.numel() and bool((flat == flat[0]).all()) and float(flat[0]) in (0.0, 1.0):
-        return f"jnp.{'ones' if flat[0] == 1 else 'zeros'}({shape})"
-    deviation = float(f"{float(flat.float().std()) if flat.numel() > 1 else 1.0:.1g}")
-    return f"{deviation} * jax.random.normal(rngs.params(), {shape})"
+    shape, flat = tuple(value.shape), value.detach().reshape(-1)
+    dtype = ", jnp.complex64" if value.is_complex() else ""
+    if flat.numel() and bool((flat == flat[0]).all()) and flat[0].item() in (0.0, 1.0):
+        return f"jnp.{'ones' if flat[0] == 1 else 'zeros'}({shape}{dtype})"
+    deviation = float(
+        f"{float((flat.abs() if dtype else flat.float()).std()) if flat.numel() > 1 else 1.0:.1g}"
+    )
+    if not math.isfinite(deviation):  # it holds what memory held
+        deviation = 1.0
+    return f"{deviation} * jax.random.normal(rngs.params(), {shape}{dtype})"

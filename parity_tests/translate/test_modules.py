@@ -205,6 +205,104 @@ def state_of_other_dtypes() -> nn.Module:
     return made
 
 
+class WithAnArgumentOfThatName(nn.Module):
+    """Has arguments with the names of a size, of the file's imports and of its functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 5)
+
+    def forward(self, A: Tensor, B: Tensor, jnp: Tensor, clamp: Tensor) -> Tensor:
+        rows = self.a(A).reshape(A.shape[0] * 5, 1).reshape(-1, 5)
+        return torch.where(rows > 0, B, jnp.exp()) * clamp.clamp(0.1)
+
+
+def in_a_loop_named_as_the_file(self, x):
+    y = x * 2
+    for jnp in self.parts:
+        x = jnp(x, y)
+    return torch.exp(x) * y
+
+
+class Keys(nn.Module):
+    """Takes and returns trees in which two paths read alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 5)
+
+    def forward(self, xs: Any, xs_0: Tensor, more: Any) -> Any:
+        y = self.a(xs[0]) + xs_0 * xs[1] + more["a-b"] * more["class"]
+        return {"out": [y, y * 2], "out_0": y * 3}
+
+
+def of_keys(self, x):
+    found = self.part([x, x * 2], x * 3, {"a-b": x * 5, "class": x * 7})
+    return found["out"][0] + found["out"][1] * 5 + found["out_0"] * 7
+
+
+class OddNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("up-1", nn.Linear(5, 5))
+        self.register_parameter("0", nn.Parameter(torch.randn(5)))
+        self.register_buffer("b 2", torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(self, "up-1")(x) * getattr(self, "0") + getattr(self, "b 2")
+
+
+class Layers(nn.Sequential):
+    """A list of layers with tensors of its own."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.bias = nn.Parameter(torch.randn(5))
+        self.register_buffer("factor", torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor + self.bias
+
+
+class Named(nn.ModuleDict):
+    def __init__(self, modules: Any) -> None:
+        super().__init__(modules)
+        self.factor = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self["up"](x) * self.factor
+
+
+class Config:
+    def __init__(self, gate: bool) -> None:
+        self.gate = gate
+
+
+class Alike(nn.Module):
+    """Has attributes that are a number in one copy and a parameter or a module in another."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.config, self.has_norm = Config(first), not first
+        self.a, self.gate = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.layers = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
+        self.norm = nn.LayerNorm(5) if first else nn.Identity()
+        self.scale = nn.Parameter(torch.randn(5)) if first else 0.7
+        self.range, self.limit = 1.5 + first, float("inf") * first if first else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gate(self.norm(self.a(x))) * self.scale
+        if self.config.gate:
+            x = torch.sigmoid(x) * x
+        if self.has_norm:
+            x = torch.tanh(x)
+        if self.limit > 0:
+            x = torch.cos(x) + 1
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.range
+
+
 def reads_parameters(self, x):
     return x * self.part[0] + self.part[1]
 
@@ -245,6 +343,7 @@ class Sized(nn.Module):
 class Row(NamedTuple):
     module: Callable[[], nn.Module]
     inputs: Any = (X,)
+    dynamic: Any = None
 
 
 def attention(weights: bool) -> Callable[..., Any]:
@@ -358,6 +457,34 @@ ROWS = {
             part=nn.ModuleList([nn.Linear(5, 5), nn.Conv1d(3, 3, 1)]),
         )
     ),
+    "arguments with names of the file": Row(
+        lambda: body(
+            lambda self, x: self.part(self.a(x), x * 2, x * 3, x + 1),
+            part=WithAnArgumentOfThatName(),
+        ),
+        dynamic={"x": {0: "B"}},
+    ),
+    "a loop with a name of the file": Row(
+        lambda: body(in_a_loop_named_as_the_file, parts=nn.ModuleList([Gated(), Gated()]))
+    ),
+    "trees of which two paths read alike": Row(lambda: body(of_keys, part=Keys())),
+    "inputs of which two paths read alike": Row(
+        Keys, ([X, X * 2], X * 3, {"a-b": X * 5, "class": X * 7})
+    ),
+    "any number of inputs": Row(lambda: body(lambda self, *xs: self.a(xs[0]) * xs[1]), (X, X + 1)),
+    "names that are none of Python": Row(OddNames),
+    "a sequence with tensors of its own": Row(lambda: Layers(nn.Linear(5, 7), nn.Linear(7, 5))),
+    "a sequence in another with tensors of its own": Row(
+        lambda: body(
+            lambda self, x: self.part(self.a(x)), part=Layers(nn.Linear(5, 7), nn.Linear(7, 5))
+        )
+    ),
+    "a dict with tensors of its own": Row(
+        lambda: body(lambda self, x: self.part(self.a(x)), part=Named({"up": nn.Linear(5, 5)}))
+    ),
+    "copies whose attributes are of several kinds": Row(
+        lambda: body(lambda self, x: self.q(self.p(x)), p=Alike(True), q=Alike(False))
+    ),
     "two classes of one name": Row(
         lambda: body(
             lambda self, x: self.p(x) + self.q(x), p=block(torch.tanh), q=block(torch.sigmoid)
@@ -370,6 +497,8 @@ _FAST = (
     "a call that is read after its argument changes",
     "a helper that has names of its caller",
     "a hook",
+    "arguments with names of the file",
+    "copies whose attributes are of several kinds",
     "two classes of one name",
     "a list whose modules are given two things",
 )
@@ -383,7 +512,7 @@ def test_outputs_are_those_of_torch(name):
     torch.manual_seed(0)
     reference = ROWS[name].module().eval()
     inputs = ROWS[name].inputs
-    translation = translate(reference, inputs)
+    translation = translate(reference, inputs, dynamic=ROWS[name].dynamic)
     port = loaded(translation, reference)
     arrays = torch.utils._pytree.tree_map(lambda tensor: tensor.numpy(), inputs)
     args, kwargs = ((), arrays) if isinstance(arrays, dict) else (arrays, {})
@@ -409,3 +538,25 @@ def test_a_module_called_in_two_ways_is_refused():
     assert [(problem.kind, problem.operator) for problem in refusal.value.problems] == [
         ("module", "part")
     ]
+
+
+REFUSED = {
+    "an argument with a name of the file": Row(
+        lambda: body(lambda self, x, jnp: self.a(x) * jnp), (X, X)
+    ),
+    "a size with a word of Python": Row(
+        lambda: body(lambda self, x: self.a(x)), {"x": X}, {"x": {0: "for"}}
+    ),
+    "integers of more than 32 bits": Row(
+        lambda: body(lambda self, x: self.a(x) * (torch.tensor([2**40 + 3]) % 7))
+    ),
+}
+_KINDS = ("input", "size", "buffer")
+
+
+@pytest.mark.parametrize(("name", "kind"), [*zip(REFUSED, _KINDS, strict=True)])
+def test_what_no_file_can_say_is_refused(name, kind):
+    row = REFUSED[name]
+    with pytest.raises(TranslationError) as refusal:
+        translate(row.module(), row.inputs, dynamic=row.dynamic)
+    assert [problem.kind for problem in refusal.value.problems] == [kind]

@@ -38,7 +38,7 @@ from jax_attn.translate.module.merging.written_parts import joined, statements
 from jax_attn.translate.module.methods.method import method
 from jax_attn.translate.module.places.file_places import FilePlaces
 from jax_attn.translate.module.places.members import Members
-from jax_attn.translate.rules.expression import name_of, parsed
+from jax_attn.translate.rules.expression import literal, name_of, parsed
 from jax_attn.translate.tracing.problems import Unsupported
 
 # Longer methods are two classes where less than half of the shortest is shared.
@@ -93,7 +93,8 @@ class Classes:
 
     def _constructor(self, path: str) -> str:
         one = self.class_of[path]
-        options = "".join(f"{name}={each.get(path)!r}, " for name, each in one.arguments.items())
+        values = {name: literal(each.get(path)) for name, each in one.arguments.items()}
+        options = "".join(f"{name}={ast.unparse(value)}, " for name, value in values.items())
         return f"{one.name}({options}rngs=rngs)"
 
     @cached_property

@@ -25,3 +25,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for name, function in vars(file).items()
     if callable(function) and getattr(function, "__module__", None) == file.__name__
 }
+
+TAKEN = {"self", "jax", "jnp", "nnx", "math", "Array", *FUNCTIONS}
+"""Names that mean something else in the file."""

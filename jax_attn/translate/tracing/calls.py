@@ -1,6 +1,8 @@
 """Read a graph as a tree of calls: each call of a module with what it did, in order."""
 
 import inspect
+import keyword
+import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from jax_attn.translate.rules.written import TAKEN
 from jax_attn.translate.tracing.export.exported import Exported
 from jax_attn.translate.tracing.export.marks import MARK, named_leaves, read, with_leaves
 from jax_attn.translate.tracing.source.frames import Frame, forward_frame, frames
@@ -270,7 +273,13 @@ def connect(
     for name, node in reversed(list(nodes_of(call.arguments))):
         names[node] = name
     ordered = [node for _, node in nodes_of(call.arguments) if node in set(given)]
-    call.given = {names.get(node, node.name): node for node in dict.fromkeys([*ordered, *given])}
+    call.given = {}
+    for node in dict.fromkeys([*ordered, *given]):
+        name = names.get(node, node.name)
+        # A part of one argument may have the name of another argument.
+        is_whole = call.arguments.get(name) is node
+        others = call.given if is_whole else {*call.given, *call.arguments}
+        call.given[_argument(name, others)] = node
     call.returned = with_leaves(call.returned, _living)
     places = {node: place for place, node in reversed(list(enumerate(leaves_of(call.returned))))}
     call.results = sorted(
@@ -289,6 +298,14 @@ def connect(
         _rename(call)
 
 
+def _argument(name: str, others: Container[str]) -> str:
+    """Return a name that an argument may have beside others in the file."""
+    name = re.sub(r"\W", "_", name)
+    while name in others or name in TAKEN or keyword.iskeyword(name):
+        name += "_"
+    return name
+
+
 def _rename(call: ModuleCall) -> None:
     """Name `<argument>_<index>` as forward unpacks it, or as a called module does."""
     for name, node in list(call.given.items()):
@@ -303,7 +320,7 @@ def _rename(call: ModuleCall) -> None:
             if value is node
         )
         other = call.unpacked_name(argument, int(index)) or next(below, None)
-        if other is not None and other not in call.given:
+        if other is not None and _argument(other, call.given) == other:
             call.given = {
                 other if value is node else key: value for key, value in call.given.items()
             }

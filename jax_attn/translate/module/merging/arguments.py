@@ -1,13 +1,14 @@
 """Make arguments of `__init__` of the constants in which statements of a class differ."""
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from jax_attn.translate.module.merging.constants import constants, replaced
 from jax_attn.translate.module.merging.constructors import parameter_names
+from jax_attn.translate.module.merging.differences import UNFIT, members_of
 from jax_attn.translate.module.merging.merger import MergedLine
 from jax_attn.translate.module.merging.sizes import MethodSizes, derived
 from jax_attn.translate.rules.expression import Written, literal, name_of, parsed, stored
@@ -40,12 +41,7 @@ class Arguments:
         self.attributes: dict[str, Written] = {}
         self.mixed: set[str] = set()
         # What modules hold keeps its names.
-        self.members = {
-            name
-            for module in modules.values()
-            for table in (module._parameters, module._buffers, module._modules)
-            for name in table
-        }
+        self.members = members_of(modules.values())
 
     def add(self, name: str, values: Mapping[str, Any]) -> str:
         """Take an argument of these values; one that has them already under this name serves."""
@@ -61,9 +57,13 @@ class Arguments:
             shared = {repr(known[path]) for path in values.keys() & known.keys()}
             if is_part and len(shared) > 1 and _agree(known, values):
                 return self.add(name, values)
-        while hint in self.members:
+        while hint in self.members or hint in UNFIT:
             hint += "_"
-        return self.add(attribute_of(self.modules, values) or hint, values)
+        return self.add(self._attribute(values) or hint, values)
+
+    def _attribute(self, values: Mapping[str, Any]) -> str | None:
+        """Return the attribute of torch's modules that has these values, by path."""
+        return attribute_of(self.modules, values, self.members | UNFIT)
 
     def body(self, line: MergedLine) -> ast.stmt:
         """Write a statement of the method, with what differs read from `self`."""
@@ -72,7 +72,7 @@ class Arguments:
             if _differ(by_use):
                 found[id(node)] = self.sizes.of_argument(by_use) or self._kept(by_use, line)
                 continue
-            known = attribute_of(self.modules, self._by_path(by_use))
+            known = self._attribute(self._by_path(by_use))
             if isinstance(node.value, float) and known and node.value not in _PLAIN:
                 self.attributes.setdefault(known, literal(node.value))
                 found[id(node)] = parsed(f"self.{known}")
@@ -83,7 +83,7 @@ class Arguments:
         """Keep what differs as an attribute, unless others tell it."""
         values = self._by_path(by_use)
         found = None
-        if attribute_of(self.modules, values) is None:
+        if self._attribute(values) is None:
             found = derived(values, self.values, self.modules)
         if found is None:
             name = self.constant(values, self.sizes.name(by_use) or _size_name(line))
@@ -132,11 +132,15 @@ def _differ(values: Mapping[int, Any]) -> bool:
     return len({repr(value) for value in values.values()}) > 1
 
 
-def attribute_of(modules: Mapping[str, nn.Module], values: Mapping[str, Any]) -> str | None:
-    """Return the attribute of torch's modules that has these values, by path."""
+def attribute_of(
+    modules: Mapping[str, nn.Module], values: Mapping[str, Any], unfit: Collection[str]
+) -> str | None:
+    """Return the attribute of torch's modules that has these values, by path, if its name fits."""
     (path, first), *others = values.items()
     for name, value in vars(modules[path]).items():
-        if name.startswith("_") or isinstance(value, bool) or type(value) is not type(first):
+        if name.startswith("_") or name in unfit:
+            continue
+        if isinstance(value, bool) or type(value) is not type(first):
             continue
         if value == first and all(
             getattr(modules[other], name, None) == expected for other, expected in others

@@ -3,13 +3,14 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from jax_attn.translate.module.merging.merger import Condition
+from jax_attn.translate.rules.written import TAKEN
 from jax_attn.translate.tracing.calls import ModuleCall
 
 
@@ -103,7 +104,22 @@ def _attributes(modules: Mapping[str, nn.Module]) -> list[str]:
             for name, value in (vars(config) if hasattr(config, "__dict__") else {}).items()
             if isinstance(value, bool) and not name.startswith("_")
         )
-    return [name for name in names if name not in ("training", "layer_idx")]
+    others = {"training", "layer_idx", *UNFIT, *members_of(modules.values())}
+    return [name for name in names if name not in others]
+
+
+UNFIT = {*TAKEN, "rngs", "range"}
+"""Names that mean something else where `__init__` takes its arguments."""
+
+
+def members_of(modules: Iterable[nn.Module]) -> set[str]:
+    """Return the names of what modules hold: parameters, buffers and modules."""
+    return {
+        name
+        for module in modules
+        for table in (module._parameters, module._buffers, module._modules)
+        for name in table
+    }
 
 
 def _value(module: nn.Module, name: str) -> Any:
@@ -220,6 +236,7 @@ class Conditions:
 def identities(modules: Mapping[str, nn.Module]) -> list[Flag]:
     """Return the children that only some instances have, where others have an `nn.Identity`."""
     found: list[Flag] = []
+    taken = {*_attributes(modules), *members_of(modules.values())}
     for name in {name: None for module in modules.values() for name in module._modules}:
         values = {
             path: not isinstance(module._modules.get(name), nn.Identity)
@@ -227,7 +244,10 @@ def identities(modules: Mapping[str, nn.Module]) -> list[Flag]:
         }
         is_everywhere = all(module._modules.get(name) is not None for module in modules.values())
         if is_everywhere and len(set(values.values())) > 1:
-            found.append(Flag(f"has_{name}", values, "{}", "not {}"))
+            flag = f"has_{name}"
+            while flag in taken:
+                flag += "_"
+            found.append(Flag(flag, values, "{}", "not {}"))
     return found
 
 

@@ -10,6 +10,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 
 from jax_attn.translate.rules.expression import Written, name_of, names_in, parsed, with_operands
+from jax_attn.translate.rules.written import TAKEN
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.export.sizes import NamedSizes
 from jax_attn.translate.tracing.private import expression
@@ -58,10 +59,11 @@ def axis_names(
         return {}
     own = shape_names(calls[0].forward)
     known = {name for call in calls for name in sizes_of(call).names.values()}
+    unfit = {*TAKEN, *ranks}
     names: dict[Place, str] = {}
     for place, different in texts.items():
         (text, *others) = sorted(different)
-        if not others and (text.isidentifier() or text.isdigit()):
+        if not others and ((text.isidentifier() and text not in unfit) or text.isdigit()):
             continue
         argument, axis = place
         rank = ranks[argument]

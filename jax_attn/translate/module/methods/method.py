@@ -128,7 +128,9 @@ class Writer(Expressions):
                 self._store([kept], name_of(name))
                 self.names[start], self.held[kept] = kept, start
         frame = self._frame(first)
-        variable = self._free((loop_variable(frame) if frame else None) or "layer", place)
+        variable = self._safe((loop_variable(frame) if frame else None) or "layer")
+        while variable in names.values() or self._is_busy(variable, place):
+            variable = f"new_{variable}"
         made = self.call_of(first, name_of(variable), names)
         variables = {run.carried[argument]: name for argument, name in names.items()}
         targets: list[str] = []

@@ -11,16 +11,12 @@ from torch.fx import Node
 
 from jax_attn.translate.module.methods.axes import Place
 from jax_attn.translate.rules.expression import Written
-from jax_attn.translate.rules.written import FUNCTIONS
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.export.sizes import NamedSizes
 from jax_attn.translate.tracing.problems import Unsupported
 from jax_attn.translate.tracing.source.frames import Frame, frames
 from jax_attn.translate.tracing.source.source_lines import Statement, return_names, statement
 from jax_attn.translate.tracing.values import operands
-
-TAKEN = {"self", "jax", "jnp", "nnx", "math", "Array", *FUNCTIONS}
-"""Names that mean something else in the file."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Find what the calls of one class pass and return: the same places, in all of them."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -10,11 +10,18 @@ from torch.fx import Node
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.export.marks import named_leaves
 
+_BETWEEN = "\0"
+"""What separates keys and indices in a place: no key contains it, as one may contain `_`."""
+
+
+def _leaves(call: ModuleCall) -> Iterator[tuple[str, Any]]:
+    return named_leaves("", call.returned, _BETWEEN)
+
 
 def _places(call: ModuleCall) -> dict[Node, str]:
     """Return the first place of each value in what forward returns."""
     found: dict[Node, str] = {}
-    for place, leaf in named_leaves("", call.returned):
+    for place, leaf in _leaves(call):
         if isinstance(leaf, Node):
             found.setdefault(leaf, place)
     return found
@@ -31,10 +38,8 @@ def returned_places(calls: Sequence[ModuleCall]) -> list[str] | None:
         if any(value not in places for value in call.results):
             return None
         read.update(places[value] for value in call.results)
-    ordered = dict.fromkeys(
-        place for call in calls for place, _ in named_leaves("", call.returned) if place in read
-    )
-    longest = max(calls, key=lambda call: len(list(named_leaves("", call.returned))))
+    ordered = dict.fromkeys(place for call in calls for place, _ in _leaves(call) if place in read)
+    longest = max(calls, key=lambda call: len(list(_leaves(call))))
     order = [place for place, _ in named_leaves("", longest.returned)]
     return sorted(ordered, key=lambda place: order.index(place) if place in order else len(order))
 
@@ -44,7 +49,7 @@ def outputs(call: ModuleCall, places: Sequence[str] | None) -> list[Node | None]
     if places is None:
         return list(call.results)
     known = {*call.nodes(), *call.given.values()}
-    leaves = dict(named_leaves("", call.returned))
+    leaves = dict(_leaves(call))
     return [
         leaf if isinstance(leaf := leaves.get(place), Node) and leaf in known else None
         for place in places
@@ -55,7 +60,7 @@ def position(call: ModuleCall, place: int, places: Sequence[str] | None) -> int 
     """Return which element of the returned tuple an output is, or None if it is none of them."""
     if places is None or not isinstance(call.returned, (list, tuple)):
         return None
-    index = places[place].split("_")[1]
+    index = places[place].split(_BETWEEN)[1]
     return int(index) if index.isdigit() else None
 
 

@@ -1,6 +1,9 @@
 """Say where the modules and the tensors of a reference are in the file."""
 
 import ast
+import inspect
+import keyword
+import re
 from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
@@ -13,7 +16,7 @@ from torch.fx import Node
 from jax_attn.transfer import as_numpy
 from jax_attn.translate.module.methods.axes import Place, axis_names
 from jax_attn.translate.module.methods.leaves import KnownLayer, leaf
-from jax_attn.translate.module.methods.scope import TAKEN, MethodContext
+from jax_attn.translate.module.methods.scope import MethodContext
 from jax_attn.translate.module.places.arrays import KeptConstants, array_text, is_large
 from jax_attn.translate.module.places.class_calls import (
     choice,
@@ -25,6 +28,7 @@ from jax_attn.translate.module.places.class_calls import (
 )
 from jax_attn.translate.module.places.functions import Functions
 from jax_attn.translate.rules.expression import Written, filled, literal, parsed
+from jax_attn.translate.rules.written import TAKEN
 from jax_attn.translate.tracing.calls import ModuleCall, steps
 from jax_attn.translate.tracing.export.marks import named_leaves
 from jax_attn.translate.tracing.problems import Unsupported
@@ -34,6 +38,7 @@ from jax_attn.translate.tracing.training import changing
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
 _DICTS = (nn.ModuleDict, nn.ParameterDict)
+_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 
 
 class FilePlaces:
@@ -55,7 +60,10 @@ class FilePlaces:
         self.dropouts: dict[str, dict[str, float]] = {}
         self.tensors = list(dict.fromkeys(chain(*(one.root.state.values() for one in traces))))
         self.read = {name.rpartition(".")[0] for name in self.tensors}
-        self.problems: list[Unsupported] = []
+        reason = "the file needs this name; rename this argument of forward"
+        self.problems = [
+            Unsupported("input", name, reason) for name in traced.root.arguments if name in TAKEN
+        ]
         self.returns = {
             kind: returned_places(self.calls_of(kind))
             for kind in {type(calls[0].module) for calls in self.calls.values()}
@@ -109,7 +117,7 @@ class FilePlaces:
             return id(call) not in self.functions.of_call
         if not call.path:
             return False
-        if isinstance(call.module, CONTAINERS):
+        if self.is_container(call.path):
             return True
         if not call.results:
             return True
@@ -136,8 +144,9 @@ class FilePlaces:
             names.update(dict.fromkeys(each.given))
         if not call.path:
             # The file takes what the reference takes, used or not.
+            parameters = inspect.signature(kind.forward).parameters
             return [
-                argument
+                f"*{argument}" if _is_rest(parameters.get(argument)) else argument
                 for argument, tree in call.arguments.items()
                 if any(isinstance(leaf, Node) for _, leaf in named_leaves(argument, tree))
             ]
@@ -183,10 +192,17 @@ class FilePlaces:
             if path not in self.calls
             and self.is_present(path)
             and leaf(module) is None
-            and not isinstance(module, CONTAINERS)
+            and not self.is_container(path)
         ]
 
     # -- where things are
+
+    def is_container(self, path: str) -> bool:
+        """Return whether a module is a list or a dict in the file, and no class of its own."""
+        module = self.modules[path]
+        has_state = bool(module._parameters or module._buffers)
+        is_list = isinstance(module, CONTAINERS)
+        return bool(path) and is_list and (isinstance(module, _PARAMETERS) or not has_state)
 
     def is_present(self, path: str) -> bool:
         """Return whether the file has a module: it is called, read, or contains one that is."""
@@ -207,7 +223,7 @@ class FilePlaces:
         rest = path[len(owner) :].lstrip(".")
         for part in rest.split(".") if rest else []:
             parent = self.modules[here]
-            if isinstance(parent, CONTAINERS) and not here:
+            if isinstance(parent, CONTAINERS) and not self.is_container(here):
                 steps.append(("layers", ".layers"))
             if isinstance(parent, _LISTS):
                 index = str(self.members(here).index(part))
@@ -215,14 +231,15 @@ class FilePlaces:
             elif isinstance(parent, _DICTS):
                 steps.append((part, f"[{part!r}]"))
             else:
-                steps.append((part, f".{part}"))
+                name = attribute_name(parent, part)
+                steps.append((name, f".{name}"))
             here = f"{here}.{part}".lstrip(".")
         return steps
 
     def members(self, path: str) -> list[str]:
         """Return the names of what a container of the file holds, modules or parameters."""
         module = self.modules[path]
-        names = [*module._parameters, *module._modules]
+        names = [*(module._parameters if self.is_container(path) else ()), *module._modules]
         return [name for name in names if self._is_member(f"{path}.{name}".lstrip("."))]
 
     def _is_member(self, path: str) -> bool:
@@ -235,7 +252,7 @@ class FilePlaces:
     def part_of_list(self, owner: str, paths: Sequence[str]) -> Written:
         """Write the list that holds modules, or the part of it that holds no others."""
         parent = paths[0].rpartition(".")[0]
-        whole = parsed(self.attribute(owner, parent))
+        whole = parsed(self.attribute(owner, paths[0]).rpartition("[")[0])
         every = self.members(parent)
         first, last = (every.index(path.rpartition(".")[2]) for path in (paths[0], paths[-1]))
         if (first, last) == (0, len(every) - 1):
@@ -260,12 +277,12 @@ class FilePlaces:
             kept = held.tensors[tensor]
             whole = ast.Attribute(attribute, kept.name, ast.Load())
             return filled(kept.in_torch, {"self": _as_array(whole)})
-        if isinstance(module, _LISTS):
+        if isinstance(module, nn.ParameterList):
             index = literal(self.members(path).index(tensor))
             return _as_array(ast.Subscript(attribute, index, ast.Load()))
-        if isinstance(module, _DICTS):
+        if isinstance(module, nn.ParameterDict):
             return _as_array(ast.Subscript(attribute, literal(tensor), ast.Load()))
-        return _as_array(ast.Attribute(attribute, tensor, ast.Load()))
+        return _as_array(ast.Attribute(attribute, attribute_name(module, tensor), ast.Load()))
 
     def _members(self, path: str) -> set[str]:
         """Return the names of what a module of the file has: tensors and modules."""
@@ -293,8 +310,10 @@ class FilePlaces:
         held = self.leaf_at(path)
         if held is not None:
             tensor = held.tensors[tensor].name
-        elif isinstance(self.modules[path], _LISTS):
+        elif isinstance(self.modules[path], nn.ParameterList):
             tensor = str(self.members(path).index(tensor))
+        elif not isinstance(self.modules[path], nn.ParameterDict):
+            tensor = attribute_name(self.modules[path], tensor)
         return ".".join([*self.steps_to(path), tensor])
 
     def tables(self) -> dict[str, np.ndarray]:
@@ -331,6 +350,22 @@ class FilePlaces:
         """Return whether a tensor is not in the table and too large to be written."""
         path, _, tensor = name.rpartition(".")
         return is_large(_held(self.modules[path], tensor)) and not self.is_carried(name)
+
+
+def attribute_name(module: nn.Module, name: str) -> str:
+    """Return the attribute for what a module holds, whose name in torch may be any string."""
+    if name.isidentifier() and not keyword.iskeyword(name):
+        return name
+    made = re.sub(r"\W|^(?=\d)", "_", name)
+    others = {*module._parameters, *module._buffers, *module._modules}
+    while keyword.iskeyword(made) or made in others:
+        made += "_"
+    return made
+
+
+def _is_rest(parameter: inspect.Parameter | None) -> bool:
+    """Return whether a parameter is `*args`; what `**kwargs` takes has no parameter."""
+    return parameter is not None and parameter.kind is inspect.Parameter.VAR_POSITIONAL
 
 
 def _as_array(variable: Written) -> Written:

@@ -10,7 +10,7 @@ from torch import nn
 
 from jax_attn.translate.module.methods.leaves import dropout, leaf
 from jax_attn.translate.module.places.arrays import array_text
-from jax_attn.translate.module.places.file_places import CONTAINERS, FilePlaces
+from jax_attn.translate.module.places.file_places import CONTAINERS, FilePlaces, attribute_name
 from jax_attn.translate.rules.expression import DTYPES
 
 
@@ -34,7 +34,8 @@ class Members:
         for name, tensor in chain(*tensors):
             if self._is_read(path, name):
                 text = self._variable(f"{path}.{name}".lstrip("."), tensor)
-                made[name] = self._assign(name, text)
+                attribute = attribute_name(module, name)
+                made[attribute] = self._assign(attribute, text)
         for constant, name in self.places.constants.attributes.get(path, {}).items():
             made[name] = self._assign(name, _buffer(self.places.constants.values[constant]))
         for name, rate in self.places.dropouts.get(path, {}).items():
@@ -44,7 +45,8 @@ class Members:
         for name, child in module.named_children():
             below = f"{path}.{name}".lstrip(".")
             if self.places.is_present(below):
-                made[name] = self._assign(name, self._made(below, child))
+                attribute = attribute_name(module, name)
+                made[attribute] = self._assign(attribute, self._made(below, child))
         return made
 
     def _is_read(self, path: str, tensor: str) -> bool:
@@ -62,7 +64,7 @@ class Members:
 
     def _made(self, path: str, module: nn.Module) -> str:
         """Write the constructor of a module of the reference."""
-        if isinstance(module, CONTAINERS):
+        if self.places.is_container(path):
             return self._members(path, module)
         if path in self.places.calls or leaf(module) is None:
             return self.made_class(path)

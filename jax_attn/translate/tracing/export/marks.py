@@ -74,17 +74,17 @@ def with_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
     return replace(tree)
 
 
-def named_leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(name: str, tree: Any, between: str = "_") -> Iterator[tuple[str, Any]]:
     """Name the leaves of an argument: `states_0`, `states_1` of a sequence, `masks_full` of a dict.
 
     The name of a leaf does not depend on what the other leaves are.
     """
     if isinstance(tree, dict):
         for key, value in tree.items():
-            yield from named_leaves(f"{name}_{key}", value)
+            yield from named_leaves(f"{name}{between}{key}", value, between)
     elif isinstance(tree, (list, tuple)):
         for index, value in enumerate(tree):
-            yield from named_leaves(f"{name}_{index}", value)
+            yield from named_leaves(f"{name}{between}{index}", value, between)
     else:
         yield name, tree
 

@@ -2,6 +2,7 @@
 
 import ast
 import itertools
+import keyword
 import linecache
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +43,7 @@ def size_problems(arguments: Mapping[str, Any], dynamic: Dynamic) -> list[Unsupp
         shape = leaves[name].shape
         for axis, size in axes.items():
             place = f"{name}, axis {axis}, size {size!r}"
-            if not size.isidentifier():
+            if not size.isidentifier() or keyword.iskeyword(size):
                 refuse(place, "expected a name of Python")
             elif not -len(shape) <= axis < len(shape):
                 refuse(place, f"the input has {len(shape)} axes, no axis {axis}")

@@ -303,6 +303,41 @@ class Alike(nn.Module):
         return x * self.range
 
 
+class Scales(nn.Module):
+    """Reads one attribute in two branches."""
+
+    def __init__(self, is_first: bool, factor: float) -> None:
+        super().__init__()
+        self.a, self.is_first, self.factor = nn.Linear(5, 5), is_first, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            return torch.tanh(self.a(x) * self.factor) * 3.3
+        return torch.sigmoid(self.a(x)) + self.factor
+
+
+def tied() -> nn.Module:
+    """Return a module whose layers share weights and have biases of their own, and the reverse."""
+    made = body(lambda self, ids: self.c(self.b(self.a(self.part(ids)))), part=nn.Embedding(5, 5))
+    made.b, made.c = nn.Linear(5, 5), nn.Linear(5, 5)
+    made.a.weight, made.c.bias = made.part.weight, made.b.bias
+    return made
+
+
+def with_factor(x, y):
+    rows, _ = x.shape
+    return x.reshape(rows, 5, 1).transpose(1, 2).reshape(rows, -1) * y
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor, more: Any) -> Tensor:
+        return sum(more, self.a(x))
+
+
 def reads_parameters(self, x):
     return x * self.part[0] + self.part[1]
 
@@ -485,6 +520,21 @@ ROWS = {
     "copies whose attributes are of several kinds": Row(
         lambda: body(lambda self, x: self.q(self.p(x)), p=Alike(True), q=Alike(False))
     ),
+    "an attribute that two branches read": Row(
+        lambda: body(
+            lambda self, x: self.r(self.q(self.p(x))),
+            p=Scales(True, 0.3),
+            q=Scales(False, 0.7),
+            r=Scales(True, 0.9),
+        )
+    ),
+    "tied weights and tied biases": Row(tied, (torch.tensor([[0, 3, 4]]),)),
+    "a function that names a size twice": Row(
+        lambda: body(lambda self, x: with_factor(self.a(x), x) + with_factor(x, x)),
+        {"x": X},
+        {"x": {0: "B"}},
+    ),
+    "an empty list": Row(Sum, {"x": X, "more": []}),
     "two classes of one name": Row(
         lambda: body(
             lambda self, x: self.p(x) + self.q(x), p=block(torch.tanh), q=block(torch.sigmoid)
@@ -497,6 +547,7 @@ _FAST = (
     "a call that is read after its argument changes",
     "a helper that has names of its caller",
     "a hook",
+    "an attribute that two branches read",
     "arguments with names of the file",
     "copies whose attributes are of several kinds",
     "two classes of one name",

@@ -74,6 +74,10 @@ class Arguments:
                 continue
             known = self._attribute(self._by_path(by_use))
             if isinstance(node.value, float) and known and node.value not in _PLAIN:
+                # Another branch of the method may read another value of it in other instances.
+                if _differ({path: vars(each).get(known) for path, each in self.modules.items()}):
+                    found[id(node)] = self._kept(by_use, line)
+                    continue
                 self.attributes.setdefault(known, literal(node.value))
                 found[id(node)] = parsed(f"self.{known}")
         self.sizes.assigned |= stored(_first(line))
@@ -127,7 +131,7 @@ def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(repr(one[path]) == repr(other[path]) for path in one.keys() & other.keys())
 
 
-def _differ(values: Mapping[int, Any]) -> bool:
+def _differ(values: Mapping[Any, Any]) -> bool:
     """Return whether constants differ, 2 from 2.0 too."""
     return len({repr(value) for value in values.values()}) > 1
 

@@ -38,6 +38,7 @@ from jax_attn.translate.tracing.training import changing
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
 _DICTS = (nn.ModuleDict, nn.ParameterDict)
+_EMPTY: tuple[Any, ...] = ([], (), {})
 _PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 
 
@@ -148,7 +149,8 @@ class FilePlaces:
             return [
                 f"*{argument}" if _is_rest(parameters.get(argument)) else argument
                 for argument, tree in call.arguments.items()
-                if any(isinstance(leaf, Node) for _, leaf in named_leaves(argument, tree))
+                if tree in _EMPTY
+                or any(isinstance(leaf, Node) for _, leaf in named_leaves(argument, tree))
             ]
         return ordered(names, kind.forward)
 
@@ -191,7 +193,7 @@ class FilePlaces:
             for path, module in sorted(self.modules.items())
             if path not in self.calls
             and self.is_present(path)
-            and leaf(module) is None
+            and self.leaf_at(path) is None
             and not self.is_container(path)
         ]
 
@@ -292,7 +294,14 @@ class FilePlaces:
 
     def leaf_at(self, path: str) -> KnownLayer | None:
         """Return how NNX has the module of a path, if the file does not write it as a class."""
-        return None if path in self.calls else leaf(self.modules[path])
+        module = self.modules[path]
+        if path in self.calls:
+            return None
+        # One that is never called as a layer may only hold tensors, such as a bias beside a weight
+        # that is tied to another's.
+        names = (f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False))
+        is_whole = path in self.leaves or all(name in self.tensors for name in names)
+        return leaf(module) if is_whole else None
 
     def dropout(self, path: str, rate: float) -> str:
         """Return the attribute of a module of the file that drops at a rate, made if need be."""

@@ -13,7 +13,7 @@ from jax_attn.translate.module.methods.scope import MethodContext
 from jax_attn.translate.module.methods.tidy import without_unread
 from jax_attn.translate.module.places.class_calls import ordered, returned_places
 from jax_attn.translate.module.places.source_sizes import SourceSizes
-from jax_attn.translate.rules.expression import Written, names_in, parsed, stored
+from jax_attn.translate.rules.expression import Written, name_of, names_in, parsed, stored
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.problems import Unsupported
 
@@ -148,9 +148,17 @@ class _Sourced:
                 used |= self._replace(shape)
             used |= self._cut(line)
             self.assigned |= stored(line)
-        reads |= {place: name for name, place in self.source.names.items() if name in used}
-        places = ((*place, name) for place, name in reads.items())
-        self.body = without_unread([*shape_reads(places, [call]), *lines])
+        own = {place: name for name, place in self.source.names.items() if name in used}
+        read = {name for line in lines for name in names_in(line)}
+        kept = {place: name for place, name in reads.items() if name in read}
+        places = ((*place, name) for place, name in {**kept, **own}.items())
+        # A size that other statements read by its name in `dynamic` has two names.
+        twice: list[ast.stmt] = [
+            ast.Assign([ast.Name(name, ast.Store())], name_of(own[place]))
+            for place, name in kept.items()
+            if own.get(place, name) != name
+        ]
+        self.body = without_unread([*shape_reads(places, [call]), *twice, *lines])
 
     def _take(self, tree: Written) -> set[str] | None:
         """Return the names in an expression of the source, or None if one is another value."""

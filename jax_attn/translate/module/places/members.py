@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from jax_attn.translate.module.methods.leaves import dropout, leaf
+from jax_attn.translate.module.methods.leaves import dropout
 from jax_attn.translate.module.places.arrays import array_text
 from jax_attn.translate.module.places.file_places import CONTAINERS, FilePlaces, attribute_name
 from jax_attn.translate.rules.expression import DTYPES
@@ -66,10 +66,9 @@ class Members:
         """Write the constructor of a module of the reference."""
         if self.places.is_container(path):
             return self._members(path, module)
-        if path in self.places.calls or leaf(module) is None:
+        found = self.places.leaf_at(path)
+        if found is None:
             return self.made_class(path)
-        found = leaf(module)
-        assert found is not None
         text = found.made(module)
         assert text is not None
         return text[:-1] + ", rngs=rngs)"

@@ -88,7 +88,7 @@ def _layers(reference: nn.Module, elsewhere: Container[str]) -> dict[nn.Module, 
         for path, module in named
         if names[module] == 1
         and path not in elsewhere
-        and (leaf(module) is not None or type(module) is nn.Dropout)
+        and (leaf(module) is not None or (type(module) is nn.Dropout and module.p == 0))
     }
 
 

@@ -125,12 +125,20 @@ class Net(nn.Module):
         return x
 
 
+def hooked():
+    """Return a net whose dropout has a hook, which no layer of the file has."""
+    dropout = nn.Dropout(RATE)
+    dropout.register_forward_hook(lambda module, inputs, output: output * 2)
+    return nn.Sequential(nn.Linear(D, D), dropout, nn.Linear(D, D))
+
+
 NETS = {
     "functional": lambda: Functional(),
     "attention": lambda: Attention(),
     "paths": lambda: Net(Paths(), Paths(0.1, "batch"), Paths(0.0)),
     "branch": lambda: Branch(),
     "noise": lambda: Noise(),
+    "hook": lambda: hooked(),
     "all": lambda: Net(Attention(), Paths(), Branch()),
 }
 

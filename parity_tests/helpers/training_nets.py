@@ -138,7 +138,7 @@ NETS = {
     "paths": lambda: Net(Paths(), Paths(0.1, "batch"), Paths(0.0)),
     "branch": lambda: Branch(),
     "noise": lambda: Noise(),
-    "hook": lambda: hooked(),
+    "hook": lambda: Net(hooked()),
     "all": lambda: Net(Attention(), Paths(), Branch()),
 }
 

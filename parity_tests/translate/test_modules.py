@@ -474,6 +474,14 @@ ROWS = {
     "a hook that only looks": Row(watched),
     "a forward of its own": Row(patched),
     "a weight made in each call": Row(weight_normed),
+    "zeros of both signs": Row(
+        lambda: body(
+            lambda self, x: (
+                torch.copysign(self.a(x), torch.tensor([-0.0]))
+                + torch.copysign(x, torch.tensor([0.0]))
+            )
+        )
+    ),
     "numbers that need words": Row(special_numbers),
     "state of other dtypes": Row(state_of_other_dtypes),
     "a parameter that is returned": Row(lambda: body(lambda self, x: (self.a(x), self.a.bias))),

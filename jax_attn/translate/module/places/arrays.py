@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import torch
 
+from jax_attn.transfer import as_numpy
 from jax_attn.translate.rules.expression import DTYPES, literal
 from jax_attn.translate.tracing.traced import TracedModule
 
@@ -16,13 +17,19 @@ def regular(value: torch.Tensor) -> str | None:
     flat = value.detach().reshape(-1)
     if not flat.numel():
         return f"jnp.zeros({shape}, {dtype})"
-    if flat.numel() > 1 and bool((flat == flat[0]).all()):
+    if flat.numel() > 1 and _bits(flat) == _bits(flat[:1].expand_as(flat)):
         return f"jnp.full({shape}, {ast.unparse(literal(flat[0].item()))}, {dtype})"
     is_bool = flat.dtype is torch.bool
     if not is_bool and flat.numel() > 1 and torch.equal(flat, torch.arange(flat.numel()).to(flat)):
         count = f"jnp.arange({flat.numel()}, dtype={dtype})"
         return count if len(shape) == 1 else f"{count}.reshape({shape})"
     return None
+
+
+def _bits(value: torch.Tensor) -> tuple[str, bytes]:
+    """Return what is equal for equal numbers alone: -0.0 is none of 0.0, and NaN is itself."""
+    array = as_numpy(value.detach())
+    return str(array.dtype), array.tobytes()
 
 
 def array_text(value: torch.Tensor) -> str:
@@ -65,7 +72,7 @@ class KeptConstants:
     def _kept(self, name: str, value: torch.Tensor) -> str:
         """Return the first name of a constant, and keep the constant if it is new."""
         for known, other in self.values.items():
-            if value.dtype == other.dtype and torch.equal(value, other):
+            if value.shape == other.shape and _bits(value) == _bits(other):
                 return known
         self.values[name] = value
         return name

@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from jax_attn.transfer import as_numpy
-from jax_attn.translate.rules.expression import DTYPES, literal
+from jax_attn.translate.rules.expression import DTYPES, Written, literal
 from jax_attn.translate.tracing.traced import TracedModule
 
 
@@ -93,3 +94,14 @@ class KeptConstants:
 def is_large(value: torch.Tensor) -> bool:
     """Return whether a constant is too long to be written where it is read."""
     return value.numel() > LARGEST_LITERAL and regular(value) is None
+
+
+def as_array(variable: Written) -> Written:
+    """Write `variable[...]`; `tidy` takes the index away where the variable itself serves."""
+    return ast.Subscript(variable, ast.Constant(...), ast.Load())
+
+
+def held_tensor(module: nn.Module, name: str) -> torch.Tensor:
+    value = {**module._parameters, **module._buffers}[name]
+    assert value is not None
+    return value

@@ -7,8 +7,10 @@ from typing import Any
 from torch import nn
 from torch.fx import Node
 
+from jax_attn.translate.rules.written import TAKEN
 from jax_attn.translate.tracing.calls import ModuleCall
 from jax_attn.translate.tracing.export.marks import named_leaves
+from jax_attn.translate.tracing.problems import Unsupported
 
 _BETWEEN = "\0"
 """What separates keys and indices in a place: no key contains it, as one may contain `_`."""
@@ -101,3 +103,27 @@ def choice(call: ModuleCall, name: str) -> Any:
     """Return what a call passes as an argument of forward, or the default."""
     default = inspect.signature(type(call.module).forward).parameters[name].default
     return call.arguments.get(name, default)
+
+
+def taken_by_file(call: ModuleCall) -> list[str]:
+    """Return what the file's own module takes: what the reference does, used or not."""
+    parameters = inspect.signature(type(call.module).forward).parameters
+    return [
+        f"*{argument}" if _is_rest(parameters.get(argument)) else argument
+        for argument, tree in call.arguments.items()
+        if tree in _EMPTY or any(isinstance(leaf, Node) for _, leaf in named_leaves(argument, tree))
+    ]
+
+
+def unfit_arguments(call: ModuleCall) -> list[Unsupported]:
+    """Refuse arguments of the reference whose names mean something else in the file."""
+    reason = "the file needs this name; rename this argument of forward"
+    return [Unsupported("input", name, reason) for name in call.arguments if name in TAKEN]
+
+
+_EMPTY: tuple[Any, ...] = ([], (), {})
+
+
+def _is_rest(parameter: inspect.Parameter | None) -> bool:
+    """Return whether a parameter is `*args`; what `**kwargs` takes has no parameter."""
+    return parameter is not None and parameter.kind is inspect.Parameter.VAR_POSITIONAL

@@ -1,15 +1,11 @@
 """Say where the modules and the tensors of a reference are in the file."""
 
 import ast
-import inspect
-import keyword
-import re
 from collections.abc import Sequence
 from itertools import chain, count
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torch.fx import Node
 
@@ -17,7 +13,13 @@ from jax_attn.transfer import as_numpy
 from jax_attn.translate.module.methods.axes import Place, axis_names
 from jax_attn.translate.module.methods.leaves import KnownLayer, leaf
 from jax_attn.translate.module.methods.scope import MethodContext
-from jax_attn.translate.module.places.arrays import KeptConstants, array_text, is_large
+from jax_attn.translate.module.places.arrays import (
+    KeptConstants,
+    array_text,
+    as_array,
+    held_tensor,
+    is_large,
+)
 from jax_attn.translate.module.places.class_calls import (
     choice,
     choices,
@@ -25,21 +27,22 @@ from jax_attn.translate.module.places.class_calls import (
     outputs,
     position,
     returned_places,
+    taken_by_file,
+    unfit_arguments,
+)
+from jax_attn.translate.module.places.containers import (
+    CONTAINERS,
+    DICTS,
+    LISTS,
+    attribute_name,
+    has_own_class,
 )
 from jax_attn.translate.module.places.functions import Functions
 from jax_attn.translate.rules.expression import Written, filled, literal, parsed
 from jax_attn.translate.rules.written import TAKEN
 from jax_attn.translate.tracing.calls import ModuleCall, steps
-from jax_attn.translate.tracing.export.marks import named_leaves
-from jax_attn.translate.tracing.problems import Unsupported
 from jax_attn.translate.tracing.traced import TracedModule
 from jax_attn.translate.tracing.training import changing
-
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-_LISTS = (nn.Sequential, nn.ModuleList, nn.ParameterList)
-_DICTS = (nn.ModuleDict, nn.ParameterDict)
-_EMPTY: tuple[Any, ...] = ([], (), {})
-_PARAMETERS = (nn.ParameterList, nn.ParameterDict)
 
 
 class FilePlaces:
@@ -61,10 +64,7 @@ class FilePlaces:
         self.dropouts: dict[str, dict[str, float]] = {}
         self.tensors = list(dict.fromkeys(chain(*(one.root.state.values() for one in traces))))
         self.read = {name.rpartition(".")[0] for name in self.tensors}
-        reason = "the file needs this name; rename this argument of forward"
-        self.problems = [
-            Unsupported("input", name, reason) for name in traced.root.arguments if name in TAKEN
-        ]
+        self.problems = unfit_arguments(traced.root)
         self.returns = {
             kind: returned_places(self.calls_of(kind))
             for kind in {type(calls[0].module) for calls in self.calls.values()}
@@ -144,14 +144,7 @@ class FilePlaces:
         for each in self.calls_of(kind):
             names.update(dict.fromkeys(each.given))
         if not call.path:
-            # The file takes what the reference takes, used or not.
-            parameters = inspect.signature(kind.forward).parameters
-            return [
-                f"*{argument}" if _is_rest(parameters.get(argument)) else argument
-                for argument, tree in call.arguments.items()
-                if tree in _EMPTY
-                or any(isinstance(leaf, Node) for _, leaf in named_leaves(argument, tree))
-            ]
+            return taken_by_file(call)
         return ordered(names, kind.forward)
 
     def axis_names(self, call: ModuleCall) -> dict[Place, str]:
@@ -202,9 +195,7 @@ class FilePlaces:
     def is_container(self, path: str) -> bool:
         """Return whether a module is a list or a dict in the file, and no class of its own."""
         module = self.modules[path]
-        has_state = bool(module._parameters or module._buffers)
-        is_list = isinstance(module, CONTAINERS)
-        return bool(path) and is_list and (isinstance(module, _PARAMETERS) or not has_state)
+        return bool(path) and isinstance(module, CONTAINERS) and not has_own_class(module)
 
     def is_present(self, path: str) -> bool:
         """Return whether the file has a module: it is called, read, or contains one that is."""
@@ -227,10 +218,10 @@ class FilePlaces:
             parent = self.modules[here]
             if isinstance(parent, CONTAINERS) and not self.is_container(here):
                 steps.append(("layers", ".layers"))
-            if isinstance(parent, _LISTS):
+            if isinstance(parent, LISTS):
                 index = str(self.members(here).index(part))
                 steps.append((index, f"[{index}]"))
-            elif isinstance(parent, _DICTS):
+            elif isinstance(parent, DICTS):
                 steps.append((part, f"[{part!r}]"))
             else:
                 name = attribute_name(parent, part)
@@ -278,13 +269,13 @@ class FilePlaces:
         if held is not None:
             kept = held.tensors[tensor]
             whole = ast.Attribute(attribute, kept.name, ast.Load())
-            return filled(kept.in_torch, {"self": _as_array(whole)})
+            return filled(kept.in_torch, {"self": as_array(whole)})
         if isinstance(module, nn.ParameterList):
             index = literal(self.members(path).index(tensor))
-            return _as_array(ast.Subscript(attribute, index, ast.Load()))
+            return as_array(ast.Subscript(attribute, index, ast.Load()))
         if isinstance(module, nn.ParameterDict):
-            return _as_array(ast.Subscript(attribute, literal(tensor), ast.Load()))
-        return _as_array(ast.Attribute(attribute, attribute_name(module, tensor), ast.Load()))
+            return as_array(ast.Subscript(attribute, literal(tensor), ast.Load()))
+        return as_array(ast.Attribute(attribute, attribute_name(module, tensor), ast.Load()))
 
     def _members(self, path: str) -> set[str]:
         """Return the names of what a module of the file has: tensors and modules."""
@@ -297,8 +288,7 @@ class FilePlaces:
         module = self.modules[path]
         if path in self.calls:
             return None
-        # One that is never called as a layer may only hold tensors, such as a bias beside a weight
-        # that is tied to another's.
+        # One that is never called as a layer may only hold a bias, as its weight is another's.
         names = (f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False))
         is_whole = path in self.leaves or all(name in self.tensors for name in names)
         return leaf(module) if is_whole else None
@@ -335,54 +325,25 @@ class FilePlaces:
             for owner, names in self.constants.attributes.items()
             for name, kept in names.items()
         }
+        named = chain(self.reference.named_parameters(), self.reference.named_buffers())
         return constants | {
             self.target(name): as_numpy(tensor)
-            for name, tensor in chain(
-                self.reference.named_parameters(), self.reference.named_buffers()
-            )
+            for name, tensor in named
             if name in self.tensors and self.is_table(name)
         }
 
     def is_carried(self, name: str) -> bool:
         """Return whether a tensor crosses by the table.
 
-        Integers are written in the source: they are what the module is, and JAX holds them in
-        other dtypes.
+        Integers are written in the source: JAX holds them in other dtypes.
         """
         path, _, tensor = name.rpartition(".")
         module = self.modules[path]
         is_saved = tensor not in module._non_persistent_buffers_set
-        value = _held(module, tensor)
+        value = held_tensor(module, tensor)
         return is_saved and (value.is_floating_point() or value.is_complex())
 
     def is_table(self, name: str) -> bool:
         """Return whether a tensor is not in the table and too large to be written."""
         path, _, tensor = name.rpartition(".")
-        return is_large(_held(self.modules[path], tensor)) and not self.is_carried(name)
-
-
-def attribute_name(module: nn.Module, name: str) -> str:
-    """Return the attribute for what a module holds, whose name in torch may be any string."""
-    if name.isidentifier() and not keyword.iskeyword(name):
-        return name
-    made = re.sub(r"\W|^(?=\d)", "_", name)
-    others = {*module._parameters, *module._buffers, *module._modules}
-    while keyword.iskeyword(made) or made in others:
-        made += "_"
-    return made
-
-
-def _is_rest(parameter: inspect.Parameter | None) -> bool:
-    """Return whether a parameter is `*args`; what `**kwargs` takes has no parameter."""
-    return parameter is not None and parameter.kind is inspect.Parameter.VAR_POSITIONAL
-
-
-def _as_array(variable: Written) -> Written:
-    """Write `variable[...]`; `tidy` takes the index away where the variable itself serves."""
-    return ast.Subscript(variable, ast.Constant(...), ast.Load())
-
-
-def _held(module: nn.Module, name: str) -> torch.Tensor:
-    value = {**module._parameters, **module._buffers}[name]
-    assert value is not None
-    return value
+        return is_large(held_tensor(self.modules[path], tensor)) and not self.is_carried(name)

@@ -10,7 +10,8 @@ from torch import nn
 
 from jax_attn.translate.module.methods.leaves import dropout
 from jax_attn.translate.module.places.arrays import array_text
-from jax_attn.translate.module.places.file_places import CONTAINERS, FilePlaces, attribute_name
+from jax_attn.translate.module.places.containers import CONTAINERS, attribute_name
+from jax_attn.translate.module.places.file_places import FilePlaces
 from jax_attn.translate.rules.expression import DTYPES
 
 

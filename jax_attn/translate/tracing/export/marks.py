@@ -77,7 +77,8 @@ def with_leaves(tree: Any, replace: Callable[[Any], Any]) -> Any:
 def named_leaves(name: str, tree: Any, between: str = "_") -> Iterator[tuple[str, Any]]:
     """Name the leaves of an argument: `states_0`, `states_1` of a sequence, `masks_full` of a dict.
 
-    The name of a leaf does not depend on what the other leaves are.
+    The name of a leaf does not depend on what the other leaves are. Two names may be equal, as a
+    key may contain an underscore, unless `between` is what no key contains.
     """
     if isinstance(tree, dict):
         for key, value in tree.items():

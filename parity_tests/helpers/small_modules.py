@@ -4,6 +4,14 @@ import torch
 from torch import Tensor, nn
 
 
+def turned(x: Tensor) -> Tensor:
+    return torch.cat([-x[..., 2:], x[..., :2]], -1)
+
+
+def turned_twice(x: Tensor) -> Tensor:
+    return turned(x * 2) * turned(x)
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

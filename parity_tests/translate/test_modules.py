@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.small_modules import turned_twice
 from jax_attn.translate import translate
 from jax_attn.translate.outputs import called
 from jax_attn.translate.proof import loaded
@@ -506,6 +507,9 @@ ROWS = {
             part=WithAnArgumentOfThatName(),
         ),
         dynamic={"x": {0: "B"}},
+    ),
+    "an argument with the name of another file's function": Row(
+        lambda: body(lambda self, x, turned: self.a(x) * turned + turned_twice(x)), (X, X + 1)
     ),
     "a loop with a name of the file": Row(
         lambda: body(in_a_loop_named_as_the_file, parts=nn.ModuleList([Gated(), Gated()]))

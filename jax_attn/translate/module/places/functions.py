@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from jax_attn.translate.module.merging.constants import constants, replaced, text_of
@@ -72,12 +73,15 @@ class Functions:
         context: what the method of a call reads.
         """
         several = [f for f, calls in self.calls.items() if self._are_in_two_places(calls)]
+        # A caller's argument hides a function of its name, which the source has from another file.
+        callers = chain(self.owners.values(), *self.calls.values())
+        hidden = {name for call in callers for name in call.given}
         names = {function: function.__name__ for function in several}
         usable = [
             function
             for function in several
             if list(names.values()).count(names[function]) == 1
-            and names[function] not in taken
+            and names[function] not in taken | hidden
             and self.returns[function] is not None
         ]
         taken.update(names[function] for function in usable)

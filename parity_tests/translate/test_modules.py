@@ -206,6 +206,12 @@ def state_of_other_dtypes() -> nn.Module:
     return made
 
 
+def parameter_returned() -> nn.Module:
+    made = body(lambda self, x: (self.a(x), self.kept))
+    made.kept = nn.Parameter(torch.randn(5))
+    return made
+
+
 class WithAnArgumentOfThatName(nn.Module):
     """Has arguments with the names of a size, of the file's imports and of its functions."""
 
@@ -268,7 +274,7 @@ class Layers(nn.Sequential):
 class Named(nn.ModuleDict):
     def __init__(self, modules: Any) -> None:
         super().__init__(modules)
-        self.factor = nn.Parameter(torch.randn(5))
+        self.register_buffer("factor", torch.randn(5))
 
     def forward(self, x: Tensor) -> Tensor:
         return self["up"](x) * self.factor
@@ -485,7 +491,7 @@ ROWS = {
     ),
     "numbers that need words": Row(special_numbers),
     "state of other dtypes": Row(state_of_other_dtypes),
-    "a parameter that is returned": Row(lambda: body(lambda self, x: (self.a(x), self.a.bias))),
+    "a parameter that is returned": Row(parameter_returned),
     "a dict of parameters": Row(
         lambda: body(
             lambda self, x: self.a(x) * self.part["up-1"] + self.part["0"],
@@ -542,7 +548,7 @@ ROWS = {
     ),
     "tied weights and tied biases": Row(tied, (torch.tensor([[0, 3, 4]]),)),
     "a function that names a size twice": Row(
-        lambda: body(lambda self, x: with_factor(self.a(x), x) + with_factor(x, x)),
+        lambda: body(lambda self, x: with_factor(self.a(x), x) + with_factor(x + 1, x)),
         {"x": X},
         {"x": {0: "B"}},
     ),

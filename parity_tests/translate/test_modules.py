@@ -333,7 +333,7 @@ def tied() -> nn.Module:
 
 def with_factor(x, y):
     rows, _ = x.shape
-    return x.reshape(rows, 5, 1).transpose(1, 2).reshape(rows, -1) * y
+    return x.reshape(rows, 5, 2).transpose(1, 2).reshape(rows, -1) * y
 
 
 class Sum(nn.Module):
@@ -548,7 +548,13 @@ ROWS = {
     ),
     "tied weights and tied biases": Row(tied, (torch.tensor([[0, 3, 4]]),)),
     "a function that names a size twice": Row(
-        lambda: body(lambda self, x: with_factor(self.a(x), x) + with_factor(x + 1, x)),
+        lambda: body(
+            lambda self, x: (
+                with_factor(self.part(x), x.repeat(1, 2))
+                + with_factor(self.part(x + 1), x.repeat(1, 2))
+            ),
+            part=nn.Linear(5, 10),
+        ),
         {"x": X},
         {"x": {0: "B"}},
     ),

@@ -14,7 +14,7 @@ OF_LAYERS = {
     "bert": (1,),
     "gpt2": (1,),
     "falcon, groups": (1,),
-    "opt, norms behind": (1,),
+    "opt, norms behind": (0,),
     "qwen2": (0, 1),
 }
 

@@ -1,396 +1,64 @@
 """Small modules of every shape: the written file computes what torch computes."""
 
-import collections
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from helpers.odd_modules import (
+    Alike,
+    Keys,
+    Layers,
+    Named,
+    OddNames,
+    Row,
+    Scales,
+    Sized,
+    Sum,
+    WithAnArgumentOfThatName,
+    attention,
+    buffers,
+    hooked,
+    in_a_loop_named_as_the_file,
+    large_constant,
+    of_keys,
+    parameter_returned,
+    patched,
+    reads_parameters,
+    shared_list,
+    special_numbers,
+    state_of_other_dtypes,
+    tied,
+    watched,
+    weight_normed,
+    with_factor,
+)
 from helpers.small_modules import turned_twice
+from helpers.written_bodies import (
+    SEQUENCE,
+    Both,
+    Gated,
+    Holds,
+    Optional,
+    X,
+    block,
+    body,
+    called_before_its_argument_changes,
+    in_place,
+    looped,
+    lowest_bits,
+    names_of_the_file,
+    residuals,
+    scaled,
+    states,
+    with_a_helper_that_has_its_names,
+    with_two_gates,
+    without_gradient,
+)
 from jax_attn.translate import translate
 from jax_attn.translate.outputs import called
 from jax_attn.translate.proof import loaded
 from jax_attn.translate.tracing.problems import TranslationError
-
-X = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-SEQUENCE = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(1))
-Both = collections.namedtuple("Both", "hidden out")
-
-
-class Body(nn.Module):
-    """A module with one linear layer, `a`, further parts, and the forward of a row."""
-
-    def __init__(self, **parts: nn.Module) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, 5)
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-
-def body(forward: Callable[..., Any], **parts: nn.Module) -> nn.Module:
-    return type("Written", (Body,), {"forward": forward})(**parts)
-
-
-class Optional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, 5)
-
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        return self.a(x) if y is None else self.a(x) * y
-
-
-def block(function: Callable[[Tensor], Tensor]) -> nn.Module:
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(5, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return function(self.a(x))
-
-    return Block()
-
-
-def in_place(self, x):
-    y = self.a(x)
-    y[0] = 0
-    y.mul_(2)
-    return y
-
-
-def without_gradient(self, x):
-    with torch.no_grad():
-        gate = self.a(x)
-    return gate * x
-
-
-def states(self, x):
-    h, (a, c) = self.part(x[None])
-    return h, a, c
-
-
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, 5)
-
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return torch.tanh(self.a(x)) * gate
-
-
-def with_two_gates(self, x):
-    """Give the layers of one list a gate of two kinds, as models with two kinds of masks do."""
-    wide, narrow = torch.sigmoid(x), torch.cos(x)
-    for i, layer in enumerate(self.parts):
-        x = layer(x, narrow if i in (2, 3) else wide)
-    return x
-
-
-def looped(self, x):
-    for layer in self.parts:
-        x = torch.tanh(layer(x))
-    return x
-
-
-def residuals(self, x):
-    before = x
-    x = self.a(x)
-    y = x
-    x = torch.tanh(x)
-    x = x * 2 + y
-    z = x
-    x = x * before
-    return x + z, before, y
-
-
-def lowest_bits(self, x):
-    lowest = (x * 8).int() & torch.ones((), dtype=torch.bool)
-    return lowest * self.a(x)
-
-
-class Scaler(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean = x.mean(1, keepdim=True)
-        x = torch.tanh(x - mean) * 2 + x
-        x = torch.relu(x) - mean * x
-        return x * x + mean, mean
-
-
-class Holds(nn.Module):
-    """Is so short that it is written where it is called, and has a child that is a class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scaler = Scaler()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.scaler(x)
-
-
-def scaled(self, x):
-    scaled, mean = self.part(x)
-    return self.a(scaled) + mean
-
-
-def names_of_the_file(self, x):
-    jnp = self.a(x)
-    nnx = jnp * 2
-    jax = jnp + nnx
-    return nn.functional.silu(jax) * jnp + nnx * jax
-
-
-def called_before_its_argument_changes(self, x):
-    found = []
-    found.append(self.a(x))
-    x = x + 1
-    found.append(x * 2)
-    return torch.cat(found) * torch.cat([x, x])
-
-
-def gate(y):
-    x = y + 1
-    return nn.functional.threshold(x, 0.1, 0.0)
-
-
-def with_a_helper_that_has_its_names(self, x):
-    y = self.a(x)
-    return gate(y) * x
-
-
-def hooked() -> nn.Module:
-    part = nn.Linear(5, 5)
-    part.register_forward_hook(lambda module, inputs, output: output * 2)
-    return body(lambda self, x: self.part(self.a(x)), part=part)
-
-
-def patched() -> nn.Module:
-    part = nn.Linear(5, 5)
-    part.forward = lambda x: nn.functional.linear(x, part.weight) * 3
-    return body(lambda self, x: self.part(self.a(x)), part=part)
-
-
-def watched() -> nn.Module:
-    def watch(module, inputs, output):
-        watched.seen = output.shape
-
-    made = body(lambda self, x: self.a(x))
-    made.a.register_forward_hook(watch)
-    return made
-
-
-def weight_normed() -> nn.Module:
-    part = nn.utils.weight_norm(nn.Linear(5, 5))
-    return body(lambda self, x: self.part(self.a(x)), part=part)
-
-
-def special_numbers() -> nn.Module:
-    made = body(
-        lambda self, x: torch.cat([self.none, torch.maximum(self.a(x) * self.bit, self.low)])
-    )
-    made.register_buffer("none", torch.zeros(0, 5))
-    made.register_buffer("low", torch.full((5,), float("-inf")), persistent=False)
-    made.register_buffer("bit", torch.tensor([[False], [True], [True]]))
-    made.bit[0] = False
-    return made
-
-
-def state_of_other_dtypes() -> nn.Module:
-    made = body(lambda self, x: self.a(x)[self.rows] * self.wide[0] + self.start.real)
-    made.rows = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
-    made.start = nn.Parameter(torch.randn(5, dtype=torch.complex64))
-    made.register_buffer("wide", torch.randn(300, 5).bfloat16(), persistent=False)
-    return made
-
-
-def parameter_returned() -> nn.Module:
-    made = body(lambda self, x: (self.a(x), self.kept))
-    made.kept = nn.Parameter(torch.randn(5))
-    return made
-
-
-class WithAnArgumentOfThatName(nn.Module):
-    """Has arguments with the names of a size, of the file's imports and of its functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, 5)
-
-    def forward(self, A: Tensor, B: Tensor, jnp: Tensor, clamp: Tensor) -> Tensor:
-        rows = self.a(A).reshape(A.shape[0] * 5, 1).reshape(-1, 5)
-        return torch.where(rows > 0, B, jnp.exp()) * clamp.clamp(0.1)
-
-
-def in_a_loop_named_as_the_file(self, x):
-    y = x * 2
-    for jnp in self.parts:
-        x = jnp(x, y)
-    return torch.exp(x) * y
-
-
-class Keys(nn.Module):
-    """Takes and returns trees in which two paths read alike."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, 5)
-
-    def forward(self, xs: Any, xs_0: Tensor, more: Any) -> Any:
-        y = self.a(xs[0]) + xs_0 * xs[1] + more["a-b"] * more["class"]
-        return {"out": [y, y * 2], "out_0": y * 3}
-
-
-def of_keys(self, x):
-    found = self.part([x, x * 2], x * 3, {"a-b": x * 5, "class": x * 7})
-    return found["out"][0] + found["out"][1] * 5 + found["out_0"] * 7
-
-
-class OddNames(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_module("up-1", nn.Linear(5, 5))
-        self.register_parameter("0", nn.Parameter(torch.randn(5)))
-        self.register_buffer("b 2", torch.randn(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return getattr(self, "up-1")(x) * getattr(self, "0") + getattr(self, "b 2")
-
-
-class Layers(nn.Sequential):
-    """A list of layers with tensors of its own."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__(*layers)
-        self.bias = nn.Parameter(torch.randn(5))
-        self.register_buffer("factor", torch.randn(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.factor + self.bias
-
-
-class Named(nn.ModuleDict):
-    def __init__(self, modules: Any) -> None:
-        super().__init__(modules)
-        self.register_buffer("factor", torch.randn(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self["up"](x) * self.factor
-
-
-class Config:
-    def __init__(self, gate: bool) -> None:
-        self.gate = gate
-
-
-class Alike(nn.Module):
-    """Has attributes that are a number in one copy and a parameter or a module in another."""
-
-    def __init__(self, first: bool) -> None:
-        super().__init__()
-        self.config, self.has_norm = Config(first), not first
-        self.a, self.gate = nn.Linear(5, 5), nn.Linear(5, 5)
-        self.layers = nn.ModuleList([nn.Linear(5, 5), nn.Linear(5, 5)])
-        self.norm = nn.LayerNorm(5) if first else nn.Identity()
-        self.scale = nn.Parameter(torch.randn(5)) if first else 0.7
-        self.range, self.limit = 1.5 + first, float("inf") * first if first else 0.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.gate(self.norm(self.a(x))) * self.scale
-        if self.config.gate:
-            x = torch.sigmoid(x) * x
-        if self.has_norm:
-            x = torch.tanh(x)
-        if self.limit > 0:
-            x = torch.cos(x) + 1
-        for layer in self.layers:
-            x = layer(x)
-        return x * self.range
-
-
-class Scales(nn.Module):
-    """Reads one attribute in two branches."""
-
-    def __init__(self, is_first: bool, factor: float) -> None:
-        super().__init__()
-        self.a, self.is_first, self.factor = nn.Linear(5, 5), is_first, factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_first:
-            return torch.tanh(self.a(x) * self.factor) * 3.3
-        return torch.sigmoid(self.a(x)) + self.factor
-
-
-def tied() -> nn.Module:
-    """Return a module whose layers share weights and have biases of their own, and the reverse."""
-    made = body(lambda self, ids: self.c(self.b(self.a(self.part(ids)))), part=nn.Embedding(5, 5))
-    made.b, made.c = nn.Linear(5, 5), nn.Linear(5, 5)
-    made.a.weight, made.c.bias = made.part.weight, made.b.bias
-    return made
-
-
-def with_factor(x, y):
-    rows, _ = x.shape
-    return x.reshape(rows, 5, 2).transpose(1, 2).reshape(rows, -1) * y
-
-
-class Sum(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(5, 5)
-
-    def forward(self, x: Tensor, more: Any) -> Tensor:
-        return sum(more, self.a(x))
-
-
-def reads_parameters(self, x):
-    return x * self.part[0] + self.part[1]
-
-
-def shared_list() -> nn.Module:
-    made = body(looped)
-    made.parts = nn.ModuleList([made.a, made.a, nn.Linear(5, 5)])
-    return made
-
-
-def buffers() -> nn.Module:
-    made = body(
-        lambda self, x: self.a(x).masked_fill(self.mask, 0.5)[:, self.order] + self.table[0, :3]
-    )
-    made.register_buffer("mask", torch.tensor([True, False, True, True, False]))
-    made.register_buffer("order", torch.tensor([0, 2, 1]))
-    made.register_buffer("table", torch.randn(20, 10), persistent=False)
-    return made
-
-
-def large_constant() -> nn.Module:
-    made = body(lambda self, x: self.a(x) * self.constant + self.kept["table"].mean(0))
-    made.constant, made.kept = nn.Parameter(torch.randn(5)), {"table": torch.randn(40, 5)}
-    return made
-
-
-class Sized(nn.Module):
-    """A parameter and an argument of one name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.size = nn.Parameter(torch.randn(5))
-
-    def forward(self, x: Tensor, size: int) -> Tensor:
-        return (x * self.size)[:, :size].sum(1, keepdim=True)
-
-
-class Row(NamedTuple):
-    module: Callable[[], nn.Module]
-    inputs: Any = (X,)
-    dynamic: Any = None
-
-
-def attention(weights: bool) -> Callable[..., Any]:
-    return lambda self, x: self.part(x, x, x) if weights else self.part(x, x, x)[0]
-
 
 ROWS = {
     "a named tuple": Row(lambda: body(lambda self, x: Both(self.a(x), x.tanh()))),

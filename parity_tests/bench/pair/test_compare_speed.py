@@ -74,7 +74,7 @@ def record() -> Record:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["equinox", "function"])  # a module, and two things
+@pytest.mark.parametrize("kind", ["equinox", "function"])  # one object; a function with its tree
 def test_a_port_of_another_kind_is_timed_as_it_was_handed_in(kind):
     reference = five_kinds.reference()
     port = five_kinds.port(kind, reference)

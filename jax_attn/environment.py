@@ -42,7 +42,8 @@ def settle_platforms() -> None:
     """Choose JAX's platforms by the devices that are present, unless the user has chosen.
 
     Otherwise jax asks every installed plugin, and libtpu without a TPU searches the network for
-    one. Call this before jax starts.
+    one; and the first of several processes would take three quarters of a GPU's memory. Call this
+    before jax starts.
     """
     platforms = []
     if present("libtpu") and (list(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()):
@@ -50,6 +51,7 @@ def settle_platforms() -> None:
     if any(present(EXTRAS[e][0]) for e in ("cuda12", "cuda13")) and Path("/dev/nvidia0").exists():
         platforms.append("cuda")
     os.environ.setdefault("JAX_PLATFORMS", ",".join([*platforms, "cpu"]))
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def version(package: str) -> str | None:

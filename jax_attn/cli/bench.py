@@ -204,7 +204,6 @@ def command(
     expect_installed("torch", "is the baseline", "torch")
     if plots is not None:
         expect_installed("matplotlib", "--plot draws with it", "bench")
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # workers need the card too
     settle_platforms()
     if device == "gpu":
         expect_gpu()

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 
 import gpu
 import pytest
@@ -34,7 +35,7 @@ def test_each_step_ends_and_what_it_has_is_kept(tmp_path):
     found = kept(tmp_path)
     assert {name: step["ended"] for name, step in found["steps"].items()} == {
         "works": "status 0",
-        "is long": "interrupted after 3 s, status 0",
+        "is long": "interrupted, status 0",
         "fails": "status 4",
         "needs a GPU": "not run: it needs a GPU",
     }
@@ -49,15 +50,14 @@ def test_no_step_is_begun_when_the_time_is_up(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_step_heeds_where_the_script_itself_does_not(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with (tmp_path / "printed").open("w") as printed:
-            ended = gpu.ended_by([sys.executable, "-c", KEEPS.format(into=tmp_path)], printed, 3)
+        line = [sys.executable, "-c", KEEPS.format(into=tmp_path)]
+        ended = gpu.ended_by(gpu.started(line, tmp_path / "printed"), 3)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert ended == "interrupted after 3 s, status 0"
+    assert ended == "interrupted, status 0"
     assert (tmp_path / "kept").exists()
 
 
@@ -65,9 +65,22 @@ def test_a_step_heeds_where_the_script_itself_does_not(tmp_path):
 def test_a_step_that_does_not_heed_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "TO_WRITE_SECONDS", 1)
     ignores = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {SLEEPS}"
-    with (tmp_path / "printed").open("w") as printed:
-        ended = gpu.ended_by([sys.executable, "-c", ignores], printed, 3)
-    assert ended == "killed after 4 s"
+    process = gpu.started([sys.executable, "-c", ignores], tmp_path / "printed")
+    assert gpu.ended_by(process, 3) == "killed"
+
+
+def test_steps_that_judge_run_beside_one_another_on_a_gpu(tmp_path):
+    # Each ends only when the other has begun.
+    meets = "import pathlib, time\n(p := pathlib.Path(r'{{into}}')).joinpath('here').touch()\n"
+    meets += "while not (p.parent / '{0}' / 'here').exists(): time.sleep(.01)"
+    other = {"verify": "tests", "tests": "verify"}
+    steps = {n: Step((sys.executable, "-c", meets.format(o)), 50) for n, o in other.items()}
+    Run("gpu", tmp_path, deadline=time.monotonic() + 50).all(steps, steps)
+    found = kept(tmp_path)["steps"]
+    assert {n: (s["ended"], s["beside"]) for n, s in found.items()} == {
+        "verify": ("status 0", ["tests"]),
+        "tests": ("status 0", ["verify"]),
+    }
 
 
 @pytest.mark.parametrize("on", ["gpu", "cpu"])

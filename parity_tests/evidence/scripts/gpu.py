@@ -2,10 +2,11 @@
 
     python parity_tests/evidence/scripts/gpu.py [--minutes 10] [--into FOLDER] [STEP ...]
 
-runs each step in a process of its own and ends when the time is up: a step that runs then is
-interrupted, and keeps what it has. FOLDER, evidence/data/gpu unless given, holds what each step
-printed and wrote, and steps.json: how each ended, where, and the driver and clocks before and
-after. `--on cpu` tries the same steps where there is no GPU, on few rows and small sizes.
+runs each step in a process of its own, steps that only judge beside one another and what is timed
+alone. It ends when the time is up: a step that runs then is interrupted, and keeps what it has.
+FOLDER, evidence/data/gpu unless given, holds what each step printed and wrote, and steps.json: how
+each ended, where, and the driver and clocks before and after. `--on cpu` tries the same steps where
+there is no GPU, on few rows and small sizes.
 """
 
 import argparse
@@ -15,12 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from measuring import DATA, as_text
+
+from jax_attn.environment import settle_platforms
 
 HERE = Path(__file__).parent
 SMI = "name,driver_version,clocks.sm,clocks.max.sm,memory.total,power.limit,temperature.gpu"
@@ -66,9 +69,9 @@ _TESTS = (sys.executable, "-m", "pytest", "-q", "--gpu", str(HERE.parents[1] / "
 STEPS = {
     "doctor": Step((*CLI, "doctor", "--json"), 60, on_cpu=()),
     "verify": _verify(seconds=240),
-    "tests": Step(_TESTS, 120),
-    "bench": _bench("gpu", "seeds/2x5x64"),
+    "tests": Step(_TESTS, 240),
     **{f"verify {kernel}": _verify("--implementation", kernel) for kernel in ("cudnn", "blocked")},
+    "bench": _bench("gpu", "seeds/2x5x64"),
     "bench decode": _bench("gpu-decode", "decode/512of512", seconds=90),
     "models": Step((*_MODELS, "BERT, base", "GPT-2, small"), 300),  # minutes on a CPU
     "verify dense": _verify("--implementation", "dense"),
@@ -76,6 +79,9 @@ STEPS = {
     "bench float32": _bench("gpu", "seeds/2x5x64", dtype="float32"),
     "verify all": _verify("--all", seconds=900),
 }
+BESIDE = {"tests": "verify", "verify cudnn": "verify", "verify blocked": "verify"}
+BESIDE |= {"verify dense": "models"}
+"""A step that only judges -> the step before it that it runs beside, where there is a GPU."""
 
 
 @dataclass
@@ -89,14 +95,13 @@ class Run:
     steps: dict[str, Any] = field(default_factory=dict)
     gpu: list[str] = field(default_factory=list)
 
-    def all(self, steps: dict[str, Step], names: Iterable[str]) -> None:
+    def all(self, steps: dict[str, Step], names: Collection[str]) -> None:
         """Each of these steps, as long as there is time."""
         self.into.mkdir(parents=True, exist_ok=True)
         self.gpu.append(described())
-        for name in names:
-            self.steps[name] = self._one(name, steps[name])
-            print(f"{name}: {self.steps[name]['ended']}", flush=True)
-            self.keep()
+        for first in names:
+            if self._leader(first, names) == first:
+                self._together({n: steps[n] for n in names if self._leader(n, names) == first})
         self.gpu.append(described())
         self.keep()
 
@@ -107,40 +112,59 @@ class Run:
         unfinished.write_text(text)
         unfinished.replace(self.into / "steps.json")
 
-    def _one(self, name: str, step: Step) -> dict[str, Any]:
+    def _leader(self, name: str, names: Collection[str]) -> str:
+        leader = BESIDE.get(name, name)
+        return leader if leader in names and self.on == "gpu" else name
+
+    def _together(self, steps: dict[str, Step]) -> None:
         left = self.deadline - self.clock()
-        if self.on == "cpu" and step.on_cpu is None:
-            return {"ended": "not run: it needs a GPU"}
-        if left < LEAST_SECONDS:
-            return {"ended": "not run: the time was up"}
-        folder = self.into / name.replace(" ", "-")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        line, begun = step.line(self.on, folder), self.clock()
-        with (folder / "printed.txt").open("w") as printed:
-            ended = ended_by(line, printed, min(step.seconds, left))
-        return {"command": line, "seconds": self.clock() - begun, "ended": ended}
+        begun, running = self.clock(), {}
+        for name, step in steps.items():
+            if self.on == "cpu" and step.on_cpu is None:
+                self.steps[name] = {"ended": "not run: it needs a GPU"}
+            elif left < LEAST_SECONDS:
+                self.steps[name] = {"ended": "not run: the time was up"}
+            else:
+                folder = self.into / name.replace(" ", "-")
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                line = step.line(self.on, folder)
+                running[name] = started(line, folder / "printed.txt"), line
+        for name in sorted(running, key=lambda name: steps[name].seconds):
+            process, line = running[name]
+            seconds = min(steps[name].seconds, left) - (self.clock() - begun)
+            ended = ended_by(process, max(0, seconds))
+            ended = {"command": line, "seconds": self.clock() - begun, "ended": ended}
+            self.steps[name] = ended | {"beside": sorted({*running} - {name})}
+        for name in steps:
+            print(f"{name}: {self.steps[name]['ended']}", flush=True)
+        self.keep()
 
 
-def ended_by(line: list[str], printed: Any, seconds: float) -> str:
-    """Run a command, interrupt it when its time is up, and say how it ended."""
+def started(line: list[str], printed: Path) -> subprocess.Popen[bytes]:
+    """Begin a command that heeds interrupts; printed: the file for all that it prints."""
     # A shell has what it runs in the background ignore interrupts, and a command inherits that.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         # A group of its own: what the command starts is interrupted with it.
-        process = subprocess.Popen(line, stdout=printed, stderr=printed, start_new_session=True)
+        with printed.open("w") as file:
+            return subprocess.Popen(line, stdout=file, stderr=file, start_new_session=True)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def ended_by(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """Wait so long for a command, interrupt it when its time is up, and say how it ended."""
     try:
         return f"status {process.wait(seconds)}"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGINT)
     try:
-        return f"interrupted after {seconds:.0f} s, status {process.wait(TO_WRITE_SECONDS)}"
+        return f"interrupted, status {process.wait(TO_WRITE_SECONDS)}"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return f"killed after {seconds + TO_WRITE_SECONDS:.0f} s"
+        return "killed"
 
 
 def described() -> str:
@@ -161,6 +185,7 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := [name for name in given.steps if name not in STEPS]:
         parser.error(f"STEP: expected some of {', '.join(STEPS)}, got {', '.join(unknown)}")
+    settle_platforms()
     deadline = time.monotonic() + 60 * given.minutes - TO_WRITE_SECONDS
     Run(given.on, given.into, deadline).all(STEPS, given.steps or STEPS)
 

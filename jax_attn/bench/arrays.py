@@ -52,6 +52,15 @@ def seeded_arrays(workload: Workload, seed: int = SEED) -> dict[str, np.ndarray]
     return {name: normal(*shape) for name, shape in shapes.items()}
 
 
+def sampled_batch(workload: Workload) -> np.ndarray:
+    """Choose the rows of the batch on which a workload is judged: all, if they are not large.
+
+    The first and the last are always included; more, up to eight million elements of the keys.
+    """
+    most = max(8_000_000 // (workload.S * workload.K * workload.H), 2)
+    return np.linspace(0, workload.B - 1, min(most, workload.B)).round().astype(int)
+
+
 def sampled_rows(workload: Workload) -> np.ndarray:
     """Choose the queries on which a workload is judged, sorted: all of them if that costs little.
 
@@ -59,7 +68,8 @@ def sampled_rows(workload: Workload) -> np.ndarray:
     of these rows. Their number is limited to 128 rows and to four million scores, but is at least
     16, unless there are fewer. The first and the last row are always included.
     """
-    most = max(4_000_000 // (workload.B * workload.N * workload.S), 16)
+    batch = len(sampled_batch(workload))
+    most = max(4_000_000 // (batch * workload.N * workload.S), 16)
     most = min(most, 128, workload.T)
     if most == workload.T:
         return np.arange(workload.T)
@@ -70,6 +80,6 @@ def sampled_rows(workload: Workload) -> np.ndarray:
 def sampled_cotangent(workload: Workload, cotangent: np.ndarray) -> np.ndarray:
     """Return the cotangent, zero except on the sampled rows; gradients depend only on these."""
     kept = np.zeros_like(cotangent)
-    rows = sampled_rows(workload)
-    kept[:, rows] = cotangent[:, rows]
+    judged = np.ix_(sampled_batch(workload), sampled_rows(workload))
+    kept[judged] = cotangent[judged]
     return kept

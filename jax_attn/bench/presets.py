@@ -75,9 +75,9 @@ PRESETS: Mapping[str, tuple[Workload, ...]] = {
     "longest": _alone("longest", 16384, 32768),
     "prefill": _PREFILL,
     "decode": _DECODE,
-    # The same number of tokens at every length, as GPU kernels are compared.
-    "gpu": _alone("gpu", 2048, 8192, 16384, 32768, N=16, H=128, tokens=32768),
-    "gpu-64": _alone("gpu-64", 2048, 8192, 32768, N=32, H=64, tokens=32768),
+    # 16,384 tokens at every length, as the papers on FlashAttention measure.
+    "gpu": _alone("gpu", 2048, 8192, 16384, N=16, H=128, tokens=16384),
+    "gpu-64": _alone("gpu-64", 2048, 8192, 16384, N=32, H=64, tokens=16384),
     "gpu-decode": tuple(
         _cached(f"gpu-decode/{S}{end}", 1, S, S, K=K)
         for S in (8192, 32768, 131072)

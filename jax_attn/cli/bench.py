@@ -1,6 +1,5 @@
 """`jax-attn bench`: time all implementations side by side, each only where it agrees."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path

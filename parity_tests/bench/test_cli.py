@@ -28,7 +28,7 @@ def run(*args: str):
 @pytest.mark.slow
 def test_a_real_run_judges_and_times_in_processes_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setitem(PRESETS, "quick", (TINY, STEP))
-    monkeypatch.setattr(rounds, "SIZE", 61)
+    monkeypatch.setitem(rounds.SIZES, "cpu", 61)
     kept = tmp_path / "new" / "kept.json"
     only = ("--implementation", "jax-attn", "--threads", "1", "--rounds", "5")
     outcome = run(*only, "--json", "--output", str(kept))

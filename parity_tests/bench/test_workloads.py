@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jax_attn.bench.arrays import sampled_cotangent, sampled_rows, seeded_arrays
+from jax_attn.bench.arrays import sampled_batch, sampled_cotangent, sampled_rows, seeded_arrays
 from jax_attn.bench.presets import PRESETS, select
 from jax_attn.bench.workload import DECODE, MODES, PREFILL, Workload
 
@@ -88,6 +88,14 @@ def test_sampled_rows_hold_the_ends_and_the_cotangent_nothing_else():
     kept = sampled_cotangent(CORE, seeded_arrays(CORE)["cotangent"])
     assert np.array_equal(np.flatnonzero(kept.any(axis=(0, 2, 3))), rows)
     assert len(sampled_rows(LAYER)) == LAYER.T
+
+
+def test_of_large_rows_of_a_batch_a_few_are_judged():
+    large = replace(CORE, B=8, T=1024, S=1024, N=16, K=16, H=128)
+    assert sampled_batch(CORE).tolist() == [0]
+    assert sampled_batch(large).tolist() == [0, 4, 7]
+    assert sampled_batch(replace(large, S=2**20)).tolist() == [0, 7]
+    assert sampled_batch(replace(large, H=8)).tolist() == [*range(8)]
 
 
 def test_longer_sequences_are_judged_on_fewer_rows():

@@ -72,9 +72,7 @@ def refusals(call: Call) -> list[str]:
             f"H must be a multiple of 8, here {H}": H % 8,
             f"H may be 128 at most, 256 from Hopper on, here {H}": too_long,
             f"Hv must be H, here {Hv} and {H}": Hv != H,
-            "under vmap jax's rules for it fail where only some arrays are mapped": any(
-                map(_mapped, jax.tree.leaves(call))
-            ),
+            "under vmap jax's rules for it fail where only some arrays are mapped": is_mapped(call),
             "it has no softcap": call.softcap is not None,
             "it supports no bias_k, zero key or sinks, and returns no differentiable log-sum-exp "
             "with which to merge them": call.has_extra_keys,
@@ -105,10 +103,15 @@ def _objection(H: int) -> str | None:
     return None
 
 
-def _mapped(x: Any) -> bool:
-    while hasattr(x, "primal"):  # differentiated inside the vmap
-        x = x.primal
-    return hasattr(x, "batch_dim")
+def is_mapped(call: Call) -> bool:
+    """Return whether any of the call's arrays is mapped by `jax.vmap`."""
+
+    def mapped(x: Any) -> bool:
+        while hasattr(x, "primal"):  # differentiated inside the vmap
+            x = x.primal
+        return hasattr(x, "batch_dim")
+
+    return any(map(mapped, jax.tree.leaves(call)))
 
 
 def _zeroed(out_BTNH: jax.Array, empty: jax.Array | None) -> jax.Array:

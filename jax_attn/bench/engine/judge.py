@@ -1,8 +1,9 @@
 """Judge whether an implementation computes the right numbers, by the verdict of `parity`.
 
-Sampled queries (`arrays.sampled_rows`) are compared with float64, within budgets derived from
-roundoff (`jax_attn.parity.judge.budget`); no tolerance is typed in. The cotangent is zero except on
-those rows, so every gradient depends only on them, and the reference computes no others.
+Sampled queries (`arrays.sampled_rows`) of sampled rows of the batch are compared with float64,
+within budgets derived from roundoff (`jax_attn.parity.judge.budget`); no tolerance is typed in. The
+cotangent is zero except there, so every gradient depends only on them, and the reference computes
+no others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,13 @@ import torch
 from torch import Tensor
 
 import torch_ref
-from jax_attn.bench.arrays import input_names, sampled_rows, seeded_arrays, weights
+from jax_attn.bench.arrays import (
+    input_names,
+    sampled_batch,
+    sampled_rows,
+    seeded_arrays,
+    weights,
+)
 from jax_attn.bench.workload import BACKWARD, Workload
 from jax_attn.parity.judge.budget import RUNS
 from jax_attn.parity.judge.compare import TensorReport, Verdict, judge
@@ -32,11 +39,13 @@ class Judge:
 
     def prepare(self, workload: Workload, seed: int, modes: Sequence[str]) -> None:
         """Run the reference in float64, unperturbed and perturbed."""
-        arrays = seeded_arrays(workload, seed)
+        arrays, batch = seeded_arrays(workload, seed), sampled_batch(workload)
+        of_weights = weights(arrays)
+        arrays = {k: a if k in of_weights else a[batch] for k, a in arrays.items()}
         rows = sampled_rows(workload)
         reference = _reference(workload, arrays, rows)
         cotangents = {"output": arrays["cotangent"][:, rows]} if BACKWARD in modes else {}
-        scores = workload.B * workload.N * len(rows) * workload.S
+        scores = len(batch) * workload.N * len(rows) * workload.S
         runs = _FEW_RUNS if scores > _MANY_SCORES else RUNS
         self.exact = reference.exact(wide(cotangents)).kinds
         self.budgets = reference.spread(workload.dtype, cotangents, runs)

@@ -79,10 +79,10 @@ class Processes:
     def load(self, names: Iterable[str]) -> None:
         """Start the workers of these implementations, unless they run.
 
-        Two start at a time: one imports while the other reads its files. In one process only one
-        does, because they would share random state.
+        Two start at a time, one imports while the other reads its files, or one for two threads. In
+        one process only one does, because they would share random state.
         """
-        with ThreadPoolExecutor(2 if self.plan.alone else 1) as pool:
+        with ThreadPoolExecutor(max(2, self.plan.threads // 2) if self.plan.alone else 1) as pool:
             list(pool.map(self._load, [name for name in names if name not in self.workers]))
 
     def _load(self, name: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jax_attn.bench.arrays import (
     input_names,
+    sampled_batch,
     sampled_cotangent,
     sampled_rows,
     seeded_arrays,
@@ -161,7 +162,7 @@ class Runner:
 
         The result maps kind → name → array. The gradients belong to a cotangent that is zero except
         on the sampled rows. Raises ValueError, naming every tensor that is not finite everywhere or
-        not of the workload's dtype.
+        not of the workload's dtype, or not zero where the cotangent of its row of the batch is.
         """
         w = self.workload
         assert isinstance(w, Workload), "a workload is built before its tensors are asked for"
@@ -178,9 +179,10 @@ class Runner:
         gradients = map(as_numpy, result[1] if mode == BACKWARD else ())
         named = dict(zip((*inputs, *of_weights), gradients, strict=True))
         _check({"output": output} | {f"grad {name}": a for name, a in named.items()}, w)
-        by_kind = {"output": {"output": output[:, sampled_rows(w)]}}
+        batch = sampled_batch(w)
+        by_kind = {"output": {"output": output[np.ix_(batch, sampled_rows(w))]}}
         if mode == BACKWARD:
-            by_kind["gradient of input"] = {name: named.pop(name) for name in inputs}
+            by_kind["gradient of input"] = {name: named.pop(name)[batch] for name in inputs}
             by_kind["gradient of parameter"] = dict(self.program.canonical(named))
         return by_kind
 
@@ -274,6 +276,12 @@ def _check(tensors: dict[str, np.ndarray], workload: Workload) -> None:
         f"{name}: expected {workload.dtype}, got {a.dtype}"
         for name, a in tensors.items()
         if a.dtype != np.dtype(workload.dtype)
+    ]
+    unjudged = np.setdiff1d(np.arange(workload.B), sampled_batch(workload))
+    problems += [
+        f"{name}: expected zeros where the cotangent is zero"
+        for name in map("grad {}".format, input_names(workload))
+        if name in tensors and tensors[name][unjudged].any()
     ]
     problems += [
         f"{name}: expected finite numbers, got {np.count_nonzero(~finite)} others"

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any, Self, TypeAlias
 
 from jax_attn.bench import statistics
-from jax_attn.bench.arrays import sampled_rows
+from jax_attn.bench.arrays import sampled_batch, sampled_rows
 from jax_attn.bench.engine import memory
 from jax_attn.bench.engine.plan import BenchPlan
 from jax_attn.bench.engine.processes import Processes
@@ -84,12 +84,14 @@ class Session:
     def _measure(self, workload: Workload | PairWorkload) -> Iterator[str]:
         plan, processes = self.plan, self.processes
         if plan.device == "gpu" and plan.pair is None:
-            processes.close(*plan.names)  # JAX cannot reset an allocator's peak: start new ones
+            # JAX cannot reset an allocator's peak, as torch can: start new ones.
+            processes.close(*(n for n in plan.names if IMPLEMENTATIONS[n].framework == JAX))
         lacks = {name: IMPLEMENTATIONS[name].lacks for name in plan.names}
         processes.load(n for n in plan.names if not all(map(lacks[n], self._workloads)))
         yield f"{workload.name}: workers started"
         workers = processes.for_rooflines(workload.dtype)
-        yield from measure_products(workers, workload.dtype, self._products, plan.seed)
+        dtype = workload.dtype
+        yield from measure_products(workers, dtype, self._products, plan.seed, plan.device)
         if plan.pair is not None:
             measure_reads(workers, self._reads, plan.seed)
         no_reference = self._prepare_judge(workload)
@@ -282,7 +284,10 @@ class Session:
             settings[READS] = dict(self._reads)
         else:
             # The number of queries on which each workload is judged; gradients are judged whole.
-            judged = {w.name: f"{len(sampled_rows(w))} of {w.T}" for w in plan.workloads}
+            judged = {
+                w.name: f"{len(sampled_batch(w)) * len(sampled_rows(w))} of {w.B * w.T}"
+                for w in plan.workloads
+            }
             settings[JUDGED_ROWS] = judged
         dtypes = {workload.dtype for workload, _, _ in self._rows}
 

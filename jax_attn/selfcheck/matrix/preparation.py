@@ -131,6 +131,11 @@ def insist(module: nnx.Module, kernel: Implementation) -> None:
             inner.implementation = kernel
 
 
+def in_a_line(error: ArgumentError) -> str:
+    """Return the reasons of an error, without line breaks."""
+    return " ".join(str(error).split()).removeprefix("ArgumentError: ")
+
+
 def as_seen(inputs: Arrays, dtype: str) -> dict[str, np.ndarray]:
     """Return `inputs` as both sides see them: rounded to `dtype`, as float64."""
     return {
@@ -254,7 +259,7 @@ class Preparation:
         try:
             jax.eval_shape(forward, *args)
         except ArgumentError as error:
-            return " ".join(str(error).split()).removeprefix("ArgumentError: "), ""
+            return in_a_line(error), ""
         return None, "; ".join(dict.fromkeys(calls)) or by_pages
 
     @cached_property

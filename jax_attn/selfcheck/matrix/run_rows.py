@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
+from jax_attn.attention.checks import ArgumentError
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import NotRun, Result
@@ -11,7 +12,7 @@ from jax_attn.parity.run.port import Port, x64_for
 from jax_attn.selfcheck.matrix.cases import Case
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
 from jax_attn.selfcheck.matrix.kernels import kernel_of_rows
-from jax_attn.selfcheck.matrix.preparation import Preparation
+from jax_attn.selfcheck.matrix.preparation import Preparation, in_a_line
 
 Doubts = Callable[[Preparation], Sequence[str]]
 
@@ -39,9 +40,17 @@ def run_cases(
         if why := preparation.refused:
             return [refusal(case, backend, why) for case in cases]
         doubted = tuple(doubts(preparation))
-        return [
-            judge_case(preparation, case, doubted, backend=backend, level=level) for case in cases
-        ]
+        rows: list[Result | NotRun] = []
+        for case in cases:
+            try:
+                row = judge_case(preparation, case, doubted, backend=backend, level=level)
+            except ArgumentError as error:  # a kernel that serves the call, but not under vmap
+                if kernel is None:
+                    raise
+                rows.append(refusal(case, backend, in_a_line(error)))
+            else:
+                rows.append(row)
+        return rows
 
 
 def run_emulated(

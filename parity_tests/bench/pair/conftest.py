@@ -11,6 +11,6 @@ from jax_attn.bench.engine import rounds
 def small_rooflines() -> Iterator[None]:
     """What a pair's times are compared with takes no time here."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(rounds, "SIZE", 61)
+        monkeypatch.setitem(rounds.SIZES, "cpu", 61)
         monkeypatch.setattr(rounds, "READ", 4096)
         yield

@@ -90,26 +90,31 @@ def _growth(q, k, v, scale=None, bias=None, **_):
     return 2 * ((np.sqrt(H) + 3) * score + np.abs(finite).max()) + np.sqrt(S) + np.sqrt(Hv) + 8
 
 
-def forward_budget(dtype, q, k, v, **options):
-    """By how much each element of output and weights may be off."""
+def forward_budget(dtype, q, k, v, roundings=1, **options):
+    """By how much each element of output and weights may be off.
+
+    roundings: of numbers to the dtype on the way to an output, its storage among them.
+    """
     u = ROUNDOFF["float64" if dtype == "float64" else "float32"]
     out, weights = attend(q, k, np.abs(np.asarray(v, np.float64)), **options)
-    relative = u * _growth(q, k, v, **options) + ROUNDOFF[dtype]
+    relative = u * _growth(q, k, v, **options) + roundings * ROUNDOFF[dtype]
     # A weight under the dtype's normal range has lost bits: absolute, not relative, there.
     tiny = 2.0**-25 if dtype == "float16" else 2.0**-126
     return relative * out + tiny, relative * weights + tiny
 
 
-def gradient_budget(dtype, cotangent, q, k, v, **options):
+def gradient_budget(dtype, cotangent, q, k, v, roundings=(1, 1, 1, 1), **options):
     """By how much each element of the gradients may be off.
 
     Twice the forward's growth, since weights enter twice; storage in the dtype at the end.
+    roundings: as in `forward_budget`, for each of the gradients.
     """
     u = ROUNDOFF["float64" if dtype == "float64" else "float32"]
     magnitudes = gradients(cotangent, q, k, v, absolute=True, **options)
-    relative = 2 * u * _growth(q, k, v, **options) + ROUNDOFF[dtype]
+    growth = 2 * u * _growth(q, k, v, **options)
     tiny = 2.0**-25 if dtype == "float16" else 2.0**-126
-    return tuple(relative * x + tiny for x in magnitudes)
+    relative = (growth + n * ROUNDOFF[dtype] for n in roundings)
+    return tuple(r * x + tiny for r, x in zip(relative, magnitudes, strict=True))
 
 
 def worst(got, want, budget) -> float:

@@ -12,9 +12,12 @@ import pytest
 
 import torch_ref
 from helpers.parity.findings import kinds, sentences
+from jax_attn.attention.dispatch import KERNELS
+from jax_attn.attention.kernels import cudnn
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.run import TRANSFORMS
+from jax_attn.selfcheck.matrix import run_rows
 from jax_attn.selfcheck.matrix.cases import TILE_EDGES, Case
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
 from jax_attn.selfcheck.matrix.masks import MASKS
@@ -211,3 +214,15 @@ def test_a_nan_that_nobody_declared_fails():
     result = judge_case(row, case, doubts(row))
     assert result.verdict is Verdict.FAIL
     assert "reference-not-finite" in kinds(result, "failure", "doubt")
+
+
+def test_a_kernel_that_refuses_one_transform_has_verdicts_under_the_others(monkeypatch):
+    def refusals(call):
+        return ["it serves no mapped call"] if cudnn.is_mapped(call) else []
+
+    kernel = replace(KERNELS["dense"], refusals=refusals)
+    monkeypatch.setattr(run_rows, "kernel_of_rows", lambda *_: kernel)
+    cases = [Case("gqa", "float32", "causal", "square", each) for each in ("jit", "vmap", "grad")]
+    rows = run_cases(cases, "cpu", "dense", doubts=lambda _: ())
+    assert [getattr(row, "verdict", None) for row in rows] == [Verdict.PASS, None, Verdict.PASS]
+    assert (rows[1].level, rows[1].error[-24:]) == ("refused", "it serves no mapped call")

@@ -31,7 +31,7 @@ from bench_tables import (
     speed,
     speed_in_short,
 )
-from measuring import DATA, ROOT, table, where
+from measuring import DATA, ROOT, device, table, where
 from profile_tables import PROFILES
 
 from jax_attn.bench.record import Record
@@ -99,6 +99,7 @@ def compatibility(evidence: dict, machine: str) -> list[tuple[str, ...]]:
     for (backend, level), counts in verdicts(evidence).items():
         outcome = "all pass" if counts.keys() == {"PASS"} else ", ".join(sorted(counts))
         said = f"{counts.total()} cases, {kernel} kernel: {outcome}"
+        said += "" if evidence.get("complete", True) else ", in a run cut short"
         rows.append((backend.upper(), level, said, machine))
     without_verdict: dict[tuple[str, str, str], list[str]] = {}
     for one in evidence["compiled"]:
@@ -115,7 +116,8 @@ def compatibility(evidence: dict, machine: str) -> list[tuple[str, ...]]:
             what = f"{len(names)} programs accepted: forward and gradient of {of}"
             rows.append(("TPU", "compiled, not run", what, f"{target}, {by}"))
         elif level == "refused":
-            what = f"{len(names)} cases that the {kernel} kernel cannot serve"
+            case = "case" if len(names) == 1 else "cases"
+            what = f"{len(names)} {case} that the {kernel} kernel cannot serve"
             rows.append((target.upper(), "refused, no verdict", what, machine))
         else:
             what = f"{len(names)} programs: {', '.join(sorted(set(names)))}"
@@ -130,7 +132,6 @@ def measured(runs: dict[str, dict]) -> str:
     rows = [
         row for run in runs.values() for row in compatibility(run, names[where(run["environment"])])
     ]
-    rows.append(("GPU", "not measured yet", "–", "–"))
     shown = table(("backend", "level", "what", "where"), rows)
     return "\n".join([shown, "", *(f"- {name}: {machine}" for machine, name in names.items())])
 
@@ -161,7 +162,7 @@ def status(runs: dict[str, dict], benchmarks: dict[str, Record], cached: dict[st
         if one["level"] == "compiled"
     )
     rows.append((f"{', '.join(compiled)}", "programs compiled, not run"))
-    rows.append(("GPU", "not measured yet"))
+    rows += [(device(runs["gpu"]["environment"]), row[2]) for row in compatibility(runs["gpu"], "")]
     whole = measuring.kept("calibration")["groups"]["all"]
     drawn = f"{whole['configurations']:,} correct ports, drawn at random"
     share = whole["inconclusive"] / whole["configurations"]

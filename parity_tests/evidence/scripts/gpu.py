@@ -55,9 +55,11 @@ def _verify(*options: str, seconds: float = 150) -> Step:
     return Step(command, seconds, on_cpu=("--design", "gqa", "-k", "causal"))
 
 
-def _bench(preset: str, small: str, dtype: str = "bfloat16", seconds: float = 180) -> Step:
+def _bench(
+    preset: str, small: str, *options: str, dtype: str = "bfloat16", seconds: float = 180
+) -> Step:
     """small: the workload on a CPU."""
-    command = (*CLI, "bench", "--device", "{on}", "--report", "{into}", "--dtype", dtype)
+    command = (*CLI, "bench", "--device", "{on}", "--report", "{into}", "--dtype", dtype, *options)
     fewer = ("--preset", small, "--dtype", "float32", "--rounds", "1")
     fewer += ("--implementation", "jax-attn")
     return Step(command, seconds, ("--preset", preset), fewer)
@@ -68,13 +70,15 @@ _TESTS = (sys.executable, "-m", "pytest", "-q", "--gpu", str(HERE.parents[1] / "
 
 STEPS = {
     "doctor": Step((*CLI, "doctor", "--json"), 60, on_cpu=()),
-    "verify": _verify(seconds=240),
+    "verify": _verify(seconds=400),
     "tests": Step(_TESTS, 240),
     **{f"verify {kernel}": _verify("--implementation", kernel) for kernel in ("cudnn", "blocked")},
-    "bench": _bench("gpu", "seeds/2x5x64"),
+    # Gradients take minutes to judge, on the CPU in float64.
+    "bench": _bench("gpu", "seeds/2x5x64", "--mode", "forward"),
     "bench decode": _bench("gpu-decode", "decode/512of512", seconds=90),
     "models": Step((*_MODELS, "BERT, base", "GPT-2, small"), 300),  # minutes on a CPU
     "verify dense": _verify("--implementation", "dense"),
+    "bench backward": _bench("gpu", "seeds/2x5x64", "--mode", "forward+backward"),
     "bench 64": _bench("gpu-64", "seeds/2x5x64"),
     "bench float32": _bench("gpu", "seeds/2x5x64", dtype="float32"),
     "verify all": _verify("--all", seconds=900),

@@ -62,8 +62,15 @@ def table(head: Collection[str], rows: Iterable[Iterable[object]]) -> str:
 def where(environment: Mapping[str, Any]) -> str:
     """The machine and the versions of a run."""
     versions = (f"{k} {environment['packages'][k]}" for k in ("jax", "flax", "torch"))
-    machine = f"{environment['processor']}, {environment['cores']} cores"
+    beside = f", {device(environment)}" if device(environment) else ""
+    machine = f"{environment['processor']}, {environment['cores']} cores{beside}"
     return f"{machine}, Python {environment['python']}, {', '.join(versions)}"
+
+
+def device(environment: Mapping[str, Any]) -> str:
+    """The GPUs or TPUs of a run; "" if it had none."""
+    named = (name.partition(": ") for name in environment["devices"])
+    return ", ".join(kind for platform, _, kind in named if platform != "cpu")
 
 
 def beside(path: Path) -> str:

@@ -1,5 +1,8 @@
 """The private names of torch that translating uses are there, and do what it expects of them."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -76,3 +79,18 @@ def test_only_torch_itself_is_no_source_of_the_reference():
     (folder,) = torch.__path__
     assert not is_reference(f"{folder}/functional.py")
     assert is_reference(f"{folder}vision/ops/stochastic_depth.py")
+
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def test_a_draft_of_an_export_leaves_no_log_and_no_open_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = [*Path("/proc/self/fd").iterdir()] if Path("/proc/self/fd").exists() else []
+    (first, *_) = private.drafted(Branches(), {"args": (torch.randn(5, 7),), "strict": False})
+    assert first[0] == "DATA_DEPENDENT_ERROR"
+    assert [*tmp_path.iterdir()] == []
+    if files:
+        assert len([*Path("/proc/self/fd").iterdir()]) == len(files)

@@ -3,15 +3,19 @@
 `parity_tests/translate/test_private.py` tells when a version of torch moves one of these.
 """
 
+import logging
+import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch._logging import structured
+from torch._logging._internal import DTRACE_ENV_VAR
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental import symbolic_shapes
@@ -149,9 +153,25 @@ def is_vectorized() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def drafted(program: ExportedProgram) -> list[tuple[str, str, list[tuple[str, int]]]]:
-    """Return what a draft of an export went past: the kind, what of, and the files and lines."""
-    report: Any = program._report  # type: ignore[attr-defined]
+@contextmanager
+def _trace_removed() -> Iterator[None]:
+    """Have `draft_export` write its log, which it leaves open, to a folder that ends with it."""
+    with TemporaryDirectory() as folder, patch.dict(os.environ, {DTRACE_ENV_VAR: folder}):
+        try:
+            yield
+        finally:
+            for reference in list(logging._handlerList):  # type: ignore[attr-defined]
+                handler = reference()
+                if getattr(handler, "root_dir", None) == folder:
+                    handler.close()
+
+
+def drafted(
+    reference: torch.nn.Module, options: Mapping[str, Any]
+) -> list[tuple[str, str, list[tuple[str, int]]]]:
+    """Return what a draft of an export goes past: the kind, what of, and the files and lines."""
+    with _trace_removed():
+        report: Any = torch.export.draft_export(reference, **options)._report  # type: ignore[attr-defined]
     # The report lists only files that no earlier trace of this process has numbered.
     files = {number: file for file, number in structured.INTERN_TABLE.items()}
     found = []

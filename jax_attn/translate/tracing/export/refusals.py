@@ -115,7 +115,7 @@ def _drafted(
     """Return the problems that `draft_export` goes past, each place once."""
     try:
         with silence():
-            found = drafted(torch.export.draft_export(reference, **options))
+            found = drafted(reference, options)
     except Exception:
         # A module that even a draft cannot take: the first refusal is all that there is to say.
         return []

@@ -62,7 +62,7 @@ def run_on_mesh(
     with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
         kernel = kernel_of_rows(implementation, backend, first.shape)
         preparation = Preparation(PORTED_DESIGNS[first.design], first, kernel=kernel)
-        if why := preparation.refused:
+        if why := preparation.refused(first.transform):
             return [replace(refusal(r.case, backend, why), design=r.name) for r in rows]
         doubted = tuple(doubts(preparation))
         return [_judged(preparation, row, backend, doubted) for row in rows]

@@ -131,11 +131,6 @@ def insist(module: nnx.Module, kernel: Implementation) -> None:
             inner.implementation = kernel
 
 
-def in_a_line(error: ArgumentError) -> str:
-    """Return the reasons of an error, without line breaks."""
-    return " ".join(str(error).split()).removeprefix("ArgumentError: ")
-
-
 def as_seen(inputs: Arrays, dtype: str) -> dict[str, np.ndarray]:
     """Return `inputs` as both sides see them: rounded to `dtype`, as float64."""
     return {
@@ -224,16 +219,14 @@ class Preparation:
     def _rounded_inputs(self) -> Inputs:
         return Inputs.of(self.inputs, float_dtype(self.case.dtype))
 
-    @cached_property
-    def refused(self) -> str | None:
-        """Every reason why the kernel cannot serve the rows; None if it can."""
-        return None if self.kernel is None else self.traced[0]
+    def refused(self, transform: str) -> str | None:
+        """Return every reason why the kernel cannot serve a row of a transform; None if it can."""
+        return None if self.kernel is None else self.traced(transform)[0]
 
-    @property
-    def tiles(self) -> str:
-        """The tiles that the port's attention uses."""
+    def tiles(self, transform: str) -> str:
+        """Return the tiles that the port's attention uses under a transform."""
         dense = not self.design.cached and is_dense(self.kernel, self.case.size)
-        return DENSE if dense else self.traced[1]
+        return DENSE if dense else self.traced(transform)[1]
 
     @property
     def pages(self) -> str:
@@ -242,12 +235,21 @@ class Preparation:
             return ""
         return cached_calls.pages_in_words(self.case.mask, self.case.size.T)
 
-    @cached_property
-    def traced(self) -> tuple[str | None, str]:
-        """(`refused`, `tiles`), from one trace of the port in which kernels only note their tiles.
+    def traced(self, transform: str) -> tuple[str | None, str]:
+        """Return (`refused`, `tiles`), from a trace in which kernels only note their tiles.
 
         A port cannot insist on a kernel for attention to a cache, which works by pages.
         """
+        is_mapped = transform == "vmap"  # alone among the transforms, it decides on a kernel
+        if is_mapped not in self._traces:
+            self._traces[is_mapped] = self._trace(is_mapped)
+        return self._traces[is_mapped]
+
+    @cached_property
+    def _traces(self) -> dict[bool, tuple[str | None, str]]:
+        return {}
+
+    def _trace(self, is_mapped: bool) -> tuple[str | None, str]:
         by_pages = "none: attention to a cache, by its pages"
         if self.design.cached and self.kernel is None:
             return None, by_pages
@@ -256,10 +258,14 @@ class Preparation:
         if not self.design.cached:
             insist(module, recording(self.kernel, calls))
         forward, *args = replace(self.port, module=module).bind()
+        if is_mapped:
+            params, *given = args
+            lanes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((2, *a.shape), a.dtype), given)
+            forward, args = jax.vmap(forward, in_axes=(None, 0, 0)), [params, *lanes]
         try:
             jax.eval_shape(forward, *args)
         except ArgumentError as error:
-            return in_a_line(error), ""
+            return " ".join(str(error).split()).removeprefix("ArgumentError: "), ""
         return None, "; ".join(dict.fromkeys(calls)) or by_pages
 
     @cached_property

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from jax_attn.attention.checks import ArgumentError
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.judge.result import NotRun, Result
@@ -12,7 +11,7 @@ from jax_attn.parity.run.port import Port, x64_for
 from jax_attn.selfcheck.matrix.cases import Case
 from jax_attn.selfcheck.matrix.designs import PORTED_DESIGNS
 from jax_attn.selfcheck.matrix.kernels import kernel_of_rows
-from jax_attn.selfcheck.matrix.preparation import Preparation, in_a_line
+from jax_attn.selfcheck.matrix.preparation import Preparation
 
 Doubts = Callable[[Preparation], Sequence[str]]
 
@@ -37,20 +36,14 @@ def run_cases(
     with x64_for(first.dtype), jax.default_device(jax.devices(backend)[0]):
         kernel = kernel_of_rows(implementation, backend, first.shape)
         preparation = Preparation(PORTED_DESIGNS[first.design], first, kernel=kernel)
-        if why := preparation.refused:
-            return [refusal(case, backend, why) for case in cases]
-        doubted = tuple(doubts(preparation))
-        rows: list[Result | NotRun] = []
-        for case in cases:
-            try:
-                row = judge_case(preparation, case, doubted, backend=backend, level=level)
-            except ArgumentError as error:  # a kernel that serves the call, but not under vmap
-                if kernel is None:
-                    raise
-                rows.append(refusal(case, backend, in_a_line(error)))
-            else:
-                rows.append(row)
-        return rows
+        whys = [preparation.refused(case.transform) for case in cases]
+        doubted = () if all(whys) else tuple(doubts(preparation))
+        return [
+            refusal(case, backend, why)
+            if why
+            else judge_case(preparation, case, doubted, backend=backend, level=level)
+            for case, why in zip(cases, whys, strict=True)
+        ]
 
 
 def run_emulated(
@@ -108,7 +101,7 @@ def judge_case(
             "mask": case.mask,
             "shape": case.shape,
             "transform": case.transform,
-            "tiles": preparation.tiles,
+            "tiles": preparation.tiles(case.transform),
             "pages": preparation.pages,
         },
         backend=backend,

@@ -62,7 +62,7 @@ SEVERAL = {
 @pytest.mark.parametrize("case", [KEYS, *OTHERS], ids=lambda case: case.name)
 def test_each_edge_is_crossed_by_a_row_that_claims_bugs_there(case):
     row = prepared(case)
-    assert row.tiles == SEVERAL.get(case.shape, "none: attention to a cache, by its pages")
+    assert row.tiles("jit") == SEVERAL.get(case.shape, "none: attention to a cache, by its pages")
     assert row.pages == ("shipped: 512 + 11 places" if case.design == "gqa/cached" else "")
     assert (LAST_TILE in claimed(row)) == (case.shape in ("long_keys", "long_band", "two_pages"))
     assert (LAST_OF_PAGE in claimed(row)) == (case.shape == "two_pages")
@@ -82,13 +82,13 @@ def small_rows(*key: str) -> list[Case]:
 def test_no_row_on_a_small_shape_runs_in_the_shipped_tiles(small):
     """A row of each shape; with --long of each design, too."""
     row = prepared(small)
-    assert row.tiles.partition(":")[0] == "none"
-    assert row.tiles == row.traced[1]
+    assert row.tiles("jit").partition(":")[0] == "none"
+    assert row.tiles("jit") == row.traced("jit")[1]
 
 
 def test_rows_on_small_shapes_that_insist_on_blocked_run_in_small_tiles():
-    assert prepared(SMALL, "blocked").tiles == "small: 1 × 3 × 4 of 2 × 13 × 13"
-    assert prepared(KEYS, "blocked").tiles == SEVERAL["long_keys"]
+    assert prepared(SMALL, "blocked").tiles("jit") == "small: 1 × 3 × 4 of 2 × 13 × 13"
+    assert prepared(KEYS, "blocked").tiles("jit") == SEVERAL["long_keys"]
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_dropped_partial_tile_fails_a_row_past_the_edge_and_passes_on_small_sh
 def test_a_report_says_which_tiles_and_pages_each_row_ran_in():
     (one,) = run_cases([SMALL], doubts=no_bugs)
     row = prepared(CACHED)
-    other = replace(one, details=one.details | {"tiles": row.tiles, "pages": row.pages})
+    other = replace(one, details=one.details | {"tiles": row.tiles("jit"), "pages": row.pages})
     found = [one, other]
     small, cached = json.loads(as_json(found, {}, []))["cases"]
     assert (small["tiles"], small["pages"]) == ("none: dense writes all scores out", "")

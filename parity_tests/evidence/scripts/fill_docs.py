@@ -6,7 +6,8 @@ The evidence lies in ../data: *.json are runs of `jax-attn verify`, profile/powe
 profile/calibration.json of its kill matrix and calibration, all cut down by reduce.py; bench/ holds
 runs of `jax-attn bench --output`, bench/cached/ those of its decode preset, bench/half/ those in 16
 bits; the rest of profile/ is written by the scripts beside this one: blocked.json by parts.py, and
-each other by its namesake, and others_ports.json by `python -m gallery`.
+each other by its namesake, others_ports.json by `python -m gallery`, and scores.jsonl by
+`python -m scores`.
 """
 
 import json
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 
 import gallery_tables
 import measuring
+import score_tables
 import targets
 from bench_tables import (
     AVX2,
@@ -44,7 +46,7 @@ PAGES = (
     "README.md",
     *(
         f"{REFERENCE}/{name}.md"
-        for name in ("evidence", "speed", "planted-bugs", "json", "others-ports")
+        for name in ("evidence", "speed", "planted-bugs", "json", "others-ports", "verifiers")
     ),
     "docs/guides/translated-models.md",
 )
@@ -202,6 +204,7 @@ def tables(
         "speed": speed(benchmarks, cached),
         "schema": schema.tables(),
         **gallery_tables.tables(),
+        **score_tables.tables(),
     } | {of.__name__: of(measuring.kept(of.__name__)) for of in PROFILES}
 
 
@@ -226,6 +229,7 @@ def evidence() -> dict[str, dict]:
 if __name__ == "__main__":
     if runs_of_bench := kept():  # first: pages without their plot would be half-written
         plot.save(plotted(runs_of_bench), PLOT)
+    plot.save(score_tables.figure(), score_tables.PLOT)
     pages = {name: (ROOT / name).read_text() for name in PAGES}
     for page, text in filled(pages, tables(evidence())).items():
         (ROOT / page).write_text(text)

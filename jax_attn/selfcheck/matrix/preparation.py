@@ -240,7 +240,7 @@ class Preparation:
 
         A port cannot insist on a kernel for attention to a cache, which works by pages.
         """
-        is_mapped = transform == "vmap"  # alone among the transforms, it decides on a kernel
+        is_mapped = transform == "vmap"  # no other transform changes which kernels serve a call
         if is_mapped not in self._traces:
             self._traces[is_mapped] = self._trace(is_mapped)
         return self._traces[is_mapped]

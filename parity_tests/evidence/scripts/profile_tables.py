@@ -49,7 +49,11 @@ def check_cost(profile: dict) -> str:
 
 def verdict_times(profile: dict) -> str:
     """How long a verdict takes, and which stages of a check take the processor's time."""
-    figures = dict(profile["figures"])
+    return "\n\n".join(map(_verdict_times, profile["machines"]))
+
+
+def _verdict_times(machine: dict) -> str:
+    figures = dict(machine["figures"])
     parts, rows = figures.pop("stages", {}), []
     for name, figure in figures.items():
         label = f"`{name}`" if name.startswith(("jax-attn", "pytest")) else name
@@ -58,8 +62,8 @@ def verdict_times(profile: dict) -> str:
         whole = sum(parts.values())
         shares = ", ".join(f"{name} {x / whole:.0%}" for name, x in parts.items())
         rows.append(("processor time of the whole model's check, by stage", shares))
-    of = f"medians of {profile['rounds']} runs, each in a process of its own, "
-    return f"{by('verdict_times', profile, of)}.\n\n{table(('what', 'measured'), rows)}"
+    of = f"medians of {machine['rounds']} runs, each in a process of its own, "
+    return f"{by('verdict_times', machine, of)}.\n\n{table(('what', 'measured'), rows)}"
 
 
 def whole_models(profile: dict) -> str:

@@ -5,9 +5,9 @@
 measures each figure of `FIGURES` three times, in processes of their own, and prints the medians:
 `jax-attn verify`; a check of a layer that is 48 wide, the first in a process and another; a check
 of a BERT of 109 million parameters with every gradient, and the processor time of its stages. With
---tests, the two halves of the tests, too, which take long. Writes profile/verdict_times.json;
---only measures some figures anew and keeps the others, if they are of the same machine and
-versions.
+--tests, the two halves of the tests, too, which take long. Writes this machine's part of
+profile/verdict_times.json; --only measures some figures anew and keeps the others, if they are of
+the same versions.
 """
 
 import argparse
@@ -21,14 +21,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from measuring import PROFILE, keep, seconds
+from measuring import PROFILE, seconds
 
 from jax_attn.environment import describe
 
 FILE = PROFILE / "verdict_times.json"
 VERDICTS = (" PASS ", " FAIL ", " INCONCLUSIVE ")
-SAME = ("processor", "cores", "packages", "python")
-"""What of the environment figures in one file must share."""
+MACHINE, SAME = ("processor", "cores"), ("packages", "python")
+"""What of the environment names a machine, and what its figures must share."""
 Figure = dict[str, float]
 
 
@@ -165,13 +165,21 @@ def medians(name: str, rounds: int) -> Figure:
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
-def kept() -> dict[str, Figure]:
-    """The figures of the file, where they are of this machine and these versions."""
-    if not FILE.exists():
-        return {}
-    document, here = json.loads(FILE.read_text()), describe()
-    is_same = all(document["environment"][key] == here[key] for key in SAME)
-    return document["figures"] if is_same else {}
+def save(rounds: int, figures: dict[str, Figure]) -> str:
+    """Put the figures in this machine's place in the file, beside others of it; all of its text."""
+    here, machines = describe(), json.loads(FILE.read_text())["machines"]
+
+    def is_alike(machine: dict[str, Any], keys: tuple[str, ...]) -> bool:
+        return all(machine["environment"][key] == here[key] for key in keys)
+
+    others = [machine for machine in machines if not is_alike(machine, MACHINE)]
+    for machine in machines:
+        if is_alike(machine, MACHINE + SAME):
+            figures = machine["figures"] | figures
+    figures = {name: figures[name] for name in EVERY if name in figures}
+    others.append({"environment": here, "rounds": rounds, "figures": figures})
+    FILE.write_text(json.dumps({"machines": others}, indent=1) + "\n")
+    return FILE.read_text()
 
 
 if __name__ == "__main__":
@@ -185,6 +193,4 @@ if __name__ == "__main__":
         print(json.dumps(EVERY[options.alone]()))
         sys.exit()
     wanted = options.only or [*FIGURES, *(OF_TESTS if options.tests else ())]
-    figures = {name: medians(name, options.rounds) for name in wanted}
-    figures = {name: (kept() | figures)[name] for name in EVERY if name in kept() | figures}
-    print(keep("verdict_times", {"rounds": options.rounds, "figures": figures}))
+    print(save(options.rounds, {name: medians(name, options.rounds) for name in wanted}))

@@ -14,7 +14,7 @@ from jax_attn.cli.status import Exit
 
 COMMANDS = (
     *("check", "translate", "capture", "verify", "power", "calibrate"),
-    *("doctor", "bench", "inspect", "port"),
+    *("doctor", "bench", "inspect", "port", "generate"),
 )
 
 

@@ -1,6 +1,5 @@
 """Inputs of a model: tokens, their number in each row, and their positions."""
 
-from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -97,39 +96,6 @@ def problems(
         beside = {"attention_mask": attention_mask, "positions": positions, "segments": segments}
         found += [f"{n}: expected None with a cache" for n, x in beside.items() if x is not None]
     return found
-
-
-def generate_problems(
-    traits: EmbeddingTraits,
-    reads: Reads,
-    tokens: Any,
-    lengths: Any,
-    max_new_tokens: Any,
-    ends: Sequence[Any],
-    choose: Any,
-    key: Any,
-) -> list[str]:
-    """Say what is wrong with the arguments of `generate`. Values are checked if they are known."""
-    found = problems(traits, reads, tokens, lengths, None, None, None, None, None)
-    is_readable = not found
-    found += cache_problems(reads)
-    counts = checks.count_problems(max_new_tokens=max_new_tokens)
-    if is_readable and not counts and traits.positions is not None:
-        read = tokens.shape[1]
-        if lengths is not None:  # unknown lengths are at least 1
-            read = 1 if isinstance(lengths, jax.core.Tracer) else int(np.asarray(lengths).max())
-        most = longest(traits.positions) - read + 1  # the last token is not read
-        if max_new_tokens > most:
-            expected = f"at most {most} after {read} tokens"
-            counts = [f"max_new_tokens: expected {expected}, got {max_new_tokens}"]
-    found += counts
-    if not all(checks.is_int(end) and 0 <= end < traits.vocab_size for end in ends):
-        expected = f"a token of 0 to {traits.vocab_size - 1}, or a sequence of them"
-        found.append(f"eos_token_id: expected {expected}, got {', '.join(map(repr, ends))}")
-    if not (callable(choose) and isinstance(choose, Hashable)):
-        got = checks.summary(choose)
-        found.append(f"choose: expected a function of logits and a key, got {got}")
-    return found + ([] if key is None else checks.key_problems(key))
 
 
 def cache_problems(reads: Reads) -> list[str]:

@@ -21,6 +21,7 @@ from jax_attn.families.config import Reading, reading
 from jax_attn.families.family import other_layers, prefixed
 from jax_attn.families.traits import ModelTraits
 from jax_attn.families.whole import architecture
+from jax_attn.models.defaults import Defaults
 from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
 from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
 from jax_attn.transfer import load as load_tensors
@@ -92,7 +93,7 @@ def load(
         text = "expected a config.json in the folder of the tensors, got none"
         absent = "expected a folder or a file, which does not exist; nothing is downloaded"
         raise _error([Problem("file", str(path), text if is_there else absent)])
-    family = model_family(config)
+    family, generation = model_family(config), read_config(path, (port_folder.GENERATION,))
     is_flax = port_folder.side_of(path) == "flax"
     if is_flax and (part is not None or strip):
         text = "expected neither part= nor strip= for the Flax side of a port, got one of them"
@@ -127,7 +128,8 @@ def load(
             raise _error(unplaced)
         _place(model, sharding)
         load_tensors(model, _Cast(tensors, param_dtype), layout)
-    model.origin = Origin(json.dumps(config), keys)
+    model.origin = Origin(json.dumps(config), keys, json.dumps(generation))
+    model.generation = Defaults.of(config, generation)
     model.eval()
     return model
 
@@ -151,7 +153,7 @@ def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: n
     family = model_family(config)
     traits = family.model_traits(config)
     model = Model(traits, _heads_of_class(family, traits, config), param_dtype=dtype, rngs=rngs)
-    model.origin = Origin(json.dumps(config))
+    model.origin, model.generation = Origin(json.dumps(config)), Defaults.of(config, None)
     return model
 
 
@@ -186,11 +188,11 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     config.pop("torch_dtype", None)
     if (kind := family.model_type(config)) is not None:
         config["model_type"] = kind  # transformers' Auto classes need it
-    record = {"to": to, "family": family.name, "passed_over": {}}
-    record["keys"] = list(keys)
+    record = {"to": to, "family": family.name, "passed_over": {}, "keys": list(keys)}
     with staging.staged(path) as folder:
-        text = f"{json.dumps(config, indent=2)}\n".encode()
-        port_folder.write_all(folder, tensors, {"config.json": text}, record)
+        texts = {"config.json": config, port_folder.GENERATION: json.loads(origin.generation)}
+        configs = {n: f"{json.dumps(c, indent=2)}\n".encode() for n, c in texts.items() if c}
+        port_folder.write_all(folder, tensors, configs, record)
 
 
 def _dtype(carried: Iterable[Spec], dtype: DTypeLike | None) -> str:

@@ -4,13 +4,12 @@ One class serves all families: its `ModelTraits`, which a family reads from a co
 model computes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -19,9 +18,11 @@ from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.families.traits import ClassifierTraits, ModelTraits, NormTraits
+from jax_attn.models import generate as generation
 from jax_attn.models import inputs, packing
+from jax_attn.models.asked import How
 from jax_attn.models.block import Block, Stack, dense
-from jax_attn.models.generate import Caches, Choose, continued, likeliest
+from jax_attn.models.defaults import Defaults
 from jax_attn.models.heads import Classifier, VocabularyHead
 from jax_attn.models.norm import Norm
 from jax_attn.nn.arguments import Positions
@@ -32,10 +33,14 @@ _EACH = ClassifierTraits("each")
 
 @dataclass(frozen=True)
 class Origin:
-    """Source of a model. config: its JSON text. keys: the file's torch keys, () without a file."""
+    """Source of a model. config: its JSON text. keys: the file's torch keys, () without a file.
+
+    generation: the JSON text of its generation_config.json, null without one.
+    """
 
     config: str
     keys: tuple[str, ...] = ()
+    generation: str = "null"
 
 
 HEADS = ("classifier", "token_classifier", "qa_outputs", "lm_head")
@@ -75,6 +80,8 @@ class Model(nnx.Module):
       param_dtype: the parameters' dtype.
       rngs: "params" for the parameters.
 
+    `generation` has the defaults of `generate`, which `load` reads from the checkpoint.
+
     Raises ArgumentError for heads that read a pooler's output without a pooler.
     """
 
@@ -98,6 +105,7 @@ class Model(nnx.Module):
         self.embed_dim, self.embedding, self.dtype = D, embedding, dtype
         self.classes, self.reads = traits.classifier, inputs.Reads.of(traits)
         self.origin: Origin | None = None
+        self.generation = Defaults()
 
         def table(rows: int, features: int) -> nnx.Embed:
             init = jax.nn.initializers.normal(1.0)  # as torch.nn.Embedding has it
@@ -227,47 +235,64 @@ class Model(nnx.Module):
         lengths: Int[AnyArray, " B"] | None,
         max_new_tokens: int,
         *,
-        eos_token_id: int | Sequence[int] | None = None,
-        choose: Choose = likeliest,
-        key: jax.Array | None = None,
+        attention_mask: Int[AnyArray, "B T"] | None = None,
+        **how: Unpack[How],
     ) -> Int[Array, "B max_new_tokens"]:
         """Return the tokens that follow each row, generated one by one through a cache.
 
-        All steps are one program. It is compiled again for other shapes or dtypes of the arguments,
-        and for another `max_new_tokens`, `eos_token_id` or `choose`.
+        One program reads the prompt, and one goes on. They are compiled again for another number of
+        rows, another bucket of prompts or texts (16, 24, 32, 48, 64, … tokens), a number that was
+        None, or another `eos_token_id` or `choose`.
 
         Args:
           tokens: (B, T) integers below the size of the vocabulary.
           lengths: (B,) integers: row b has lengths[b] tokens, followed by padding. None if there
             is no padding.
           max_new_tokens: how many tokens to add to each row.
-          eos_token_id: a token, or several, that ends a row. It is repeated in the rest of the row;
-            once all rows have ended, computation stops. None for no such token.
-          choose: a function of logits (B, V) and a key that returns each row's next token, (B,);
-            the likeliest one by default. It is traced, so it must be a pure function.
-          key: a jax.random key, from which `choose` gets a new one in each step; if None, `choose`
-            gets None.
+          attention_mask: (B, T) of 0 and 1, in place of lengths: 0 for padding, on either side.
+          how: how tokens are chosen, and which end a row: see `How`.
 
         Returns:
           (B, max_new_tokens) int32; -1 if the logits are NaN, as they are after a token outside the
           table, and under jit after the end of a table of positions.
 
         Raises:
-          ArgumentError: lists every problem with the arguments; also for a model that is not
-            causal, has a bias by position or rotary frequencies that depend on the length, or has
-            another head than a language model's.
+          ArgumentError: lists every problem with the arguments; also for a model that has no cache,
+            see `empty_cache`, or another head than a language model's.
         """
-        ends: Any = () if eos_token_id is None else np.asarray(eos_token_id, object)
-        ends = tuple(np.atleast_1d(ends).tolist())
-        given = tokens, lengths, max_new_tokens, ends, choose, key
-        problems = inputs.generate_problems(self.embedding, self.reads, *given)
-        if [name for name in HEADS if getattr(self, name) is not None] != ["lm_head"]:
-            problems.append("model: expected a language model's head and no other")
-        checks.raise_all("Model.generate", problems)
-        ends = tuple(sorted({*map(int, ends)}))
-        return _generated(self, tokens, lengths, key, int(max_new_tokens), ends, choose)
+        given = tokens, lengths, attention_mask, max_new_tokens
+        going, wanted = generation.started(self, *given, how)
+        return generation.all_at_once(self, wanted, going, int(max_new_tokens))
 
-    def _last_logits(self, hidden: jax.Array, lengths: AnyArray | None) -> jax.Array:
+    @broadcasting
+    def stream(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        lengths: Int[AnyArray, " B"] | None,
+        max_new_tokens: int,
+        *,
+        every: int = 4,
+        attention_mask: Int[AnyArray, "B T"] | None = None,
+        **how: Unpack[How],
+    ) -> Iterator[Int[Array, "B n"]]:
+        """Return an iterator of the tokens of `generate`, `every` at a time, until all rows end."""
+        given = tokens, lengths, attention_mask, max_new_tokens
+        going, wanted = generation.started(self, *given, how, every)
+        pieces = generation.streamed(self, wanted, going, int(max_new_tokens), int(every))
+        return (tokens for _, tokens in pieces)
+
+    @property
+    def is_language_model(self) -> bool:
+        """Whether its only head is one over the vocabulary."""
+        return [name for name in HEADS if getattr(self, name) is not None] == ["lm_head"]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens that a row may have, by the table of positions; None without a table."""
+        positions = self.embedding.positions
+        return None if positions is None else inputs.longest(positions)
+
+    def next_logits(self, hidden: jax.Array, lengths: AnyArray | None) -> jax.Array:
         """Return the logits (B, V) after each row's last token."""
         if lengths is None:
             last = hidden[:, -1:]
@@ -323,27 +348,3 @@ def lacks_pooler(heads: Collection[str], classifier: ClassifierTraits) -> bool:
     """Return whether one of these heads reads a pooler's output although there is no pooler."""
     reads = "seq_relationship" in heads or ("classifier" in heads and classifier.reads == "pooled")
     return reads and "pooler" not in heads
-
-
-# Without graph updates, so that flax does not return and replace every parameter.
-@nnx.jit(static_argnums=(4, 5, 6), graph_updates=False)
-def _generated(
-    model: Model,
-    tokens: AnyArray,
-    lengths: AnyArray | None,
-    key: jax.Array | None,
-    count: int,
-    ends: tuple[int, ...],
-    choose: Choose,
-) -> jax.Array:
-    def read(
-        tokens: AnyArray, lengths: AnyArray | None, caches: Caches
-    ) -> tuple[jax.Array, Caches]:
-        out = model(tokens, lengths, cache=caches)
-        assert out.cache is not None
-        # XLA does not compute the logits of other tokens, which are not used.
-        return model._last_logits(out.hidden, lengths), out.cache
-
-    B, T = tokens.shape
-    caches = model.empty_cache(B, T + count - 1)  # the last token is not read
-    return continued(read, tokens, lengths, caches, count, ends=ends, choose=choose, key=key)

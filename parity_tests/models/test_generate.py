@@ -16,8 +16,9 @@ from helpers.families.whole_models import made
 from jax_attn import models
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.bench.pair.checkpoint import cache_name
-from jax_attn.models.generate import likeliest
-from jax_attn.models.model import _generated
+from jax_attn.models import generate
+from jax_attn.models.asked import Wanted
+from jax_attn.models.sampling import Sampling
 
 pytestmark = pytest.mark.filterwarnings("error")
 B, T, NEW, V = 3, 7, 9, 41
@@ -85,7 +86,7 @@ def llama(tmp_path_factory):
 
 def assert_alike(row):
     wanted = [row.likeliest(b) for b in range(B)]
-    assert row.ours.generate(TOKENS, LENGTHS, NEW).tolist() == wanted
+    assert row.ours.generate(TOKENS, LENGTHS, NEW, eos_token_id=()).tolist() == wanted
     ends = (wanted[0][3], wanted[1][1])
     found = row.ours.generate(TOKENS, LENGTHS, NEW, eos_token_id=ends).tolist()
     for got, want in zip(found, wanted, strict=True):
@@ -116,7 +117,7 @@ def test_ends_of_any_kind_are_read_alike(llama):
 
 @pytest.mark.slow
 def test_transformers_own_generate_agrees(llama):
-    found = llama.ours.generate(TOKENS, None, NEW).tolist()
+    found = llama.ours.generate(TOKENS, None, NEW, eos_token_id=()).tolist()
     given = torch.tensor(TOKENS)
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     wanted = llama.theirs.generate(
@@ -134,7 +135,7 @@ def test_nothing_is_read_once_all_rows_have_ended(llama):
         jax.debug.callback(lambda: asked.append(1))
         return jnp.argmax(logits, -1)
 
-    wanted = np.asarray(llama.ours.generate(TOKENS, LENGTHS, NEW))
+    wanted = np.asarray(llama.ours.generate(TOKENS, LENGTHS, NEW, eos_token_id=()))
     ends = tuple(wanted[:, 2])
     llama.ours.generate(TOKENS, LENGTHS, NEW, eos_token_id=ends, choose=counted).block_until_ready()
     jax.effects_barrier()
@@ -154,7 +155,8 @@ def test_a_choice_reads_each_step_s_logits_and_a_key_of_its_own(kind, llama):
         jax.debug.callback(lambda *a: read.append(a), logits, jax.random.bits(key), ordered=True)
         return jax.random.categorical(key, logits)
 
-    found = llama.ours.generate(TOKENS, None, NEW, choose=drawn, key=KEYS[kind](0))
+    options = {"choose": drawn, "key": KEYS[kind](0), "eos_token_id": ()}
+    found = llama.ours.generate(TOKENS, None, NEW, **options)
     jax.effects_barrier()
     logits, keys = map(np.stack, zip(*read, strict=True))
     assert len({*keys.tolist()}) == NEW
@@ -188,9 +190,10 @@ def test_in_the_caller_s_own_transforms(llama):
 
 
 def test_only_the_last_logits_are_computed(llama):
-    given = jnp.asarray(TOKENS), LENGTHS, None, NEW, (), likeliest
-    text = _generated.lower(llama.ours, *given).compile().as_text()
-    assert f"[{B},{T},{V}]" not in text
+    prompt = generate.prompt_of(TOKENS, LENGTHS)
+    wanted = Wanted(Sampling(), None, (), None)
+    program = generate.begun.lower(llama.ours, wanted, prompt, length=32, room=16).compile()
+    assert f"[{B},{prompt.tokens.shape[1]},{V}]" not in program.as_text()
 
 
 @pytest.mark.slow
@@ -227,7 +230,7 @@ REFUSED = {
     "a seed": ({"key": 0}, r"key: expected one jax\.random\.key"),
     "half a key": ({"key": np.zeros(3, np.uint32)}, r"key: expected one jax\.random\.key"),
     "all at once": (
-        {"max_new_tokens": 0, "choose": None, "lengths": [1, 2, 3]},
+        {"max_new_tokens": 0, "choose": "greedy", "lengths": [1, 2, 3]},
         "(?s)lengths: expected.*max_new_tokens: expected.*choose: expected",
     ),
     "torch's lengths": ({"lengths": torch.ones(3, dtype=torch.int32)}, "lengths: expected"),
@@ -270,6 +273,7 @@ def test_a_row_goes_on_to_the_end_of_the_table_and_no_further(tmp_path):
     row = Row("gpt2", tmp_path)
     model, most = row.ours, 23 - T + 1
     wanted = row.likeliest(0, most)
-    assert model.generate(TOKENS[:1], None, most).tolist() == [wanted]
-    found = jax.jit(lambda lengths: model.generate(TOKENS, lengths, most + 2))(LENGTHS)
+    assert model.generate(TOKENS[:1], None, most, eos_token_id=()).tolist() == [wanted]
+    longer = jax.jit(lambda n: model.generate(TOKENS, n, most + 2, eos_token_id=()))
+    found = longer(LENGTHS)
     assert found[0].tolist() == [*wanted, -1, -1]

@@ -7,7 +7,7 @@ port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,6 +25,7 @@ LazyTensors: TypeAlias = "Checkpoint | OrbaxFolder | Renamed"
 """A checkpoint of either side, or a view of one, with shapes and dtypes known without reading."""
 
 CONFIGS = ("config.json", "params.json")
+GENERATION = "generation_config.json"
 RECORD = "port.json"
 _TENSORS = "model.safetensors"
 _STATE = "state"
@@ -67,15 +68,15 @@ def write(
     source: Path,
     dtype: str | None = None,
 ) -> None:
-    """Fill a folder with tensors, the record, and the config from the folder of `source`.
+    """Fill a folder with tensors, the record, and the configs from the folder of `source`.
 
     dtype: what floating-point numbers were cast to; it replaces another dtype in the config.
     """
     configs = {}
-    for name in CONFIGS:
+    for name in (*CONFIGS, GENERATION):
         config = beside(source) / name
         if config.is_file():
-            named = dtype if name == CONFIGS[0] else None  # Meta's has no dtype
+            named = dtype if name == CONFIGS[0] else None  # the others have no dtype
             configs[name] = _of_dtype(config.read_bytes(), named)
     write_all(folder, tensors, configs, record, kind)
 
@@ -138,16 +139,16 @@ def beside(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def read_config(path: Path) -> dict[str, Any] | None:
+def read_config(path: Path, names: Sequence[str] = CONFIGS) -> dict[str, Any] | None:
     """Return the config.json in a checkpoint's folder, else Meta's params.json, else None.
 
-    path: the checkpoint, a file or a folder. Raises TransferError if the config is not a file,
-    which is checked before opening, or not a JSON object; and for what `load_checkpoint` refuses
-    unopened.
+    path: the checkpoint, a file or a folder. names: those of another config that lies there. Raises
+    TransferError if the config is not a file, which is checked before opening, or not a JSON
+    object; and for what `load_checkpoint` refuses unopened.
     """
     expect_local(path)
     folder = beside(path)
-    file = next((folder / name for name in CONFIGS if os.path.lexists(folder / name)), None)
+    file = next((folder / name for name in names if os.path.lexists(folder / name)), None)
     if file is None:
         return None
     try:

@@ -1,0 +1,100 @@
+"""Choose each row's next token: change the logits as transformers does, then draw.
+
+The steps and their order are those of transformers' `generate`: the penalty for repetition,
+temperature, top-k, top-p, min-p. Every number is traced, so another one compiles nothing.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jax_attn.attention import checks
+from jax_attn.attention.annotations import AnyArray
+
+
+class Sampling(NamedTuple):
+    """What changes the logits; a step whose number is None is left out.
+
+    Without a temperature the likeliest token is chosen, and only the penalty can change which.
+    """
+
+    temperature: Any = None
+    top_k: Any = None
+    top_p: Any = None
+    min_p: Any = None
+    repetition_penalty: Any = None
+
+
+def problems(sampling: Sampling) -> list[str]:
+    """Say which numbers are outside their range; unknown ones are not checked."""
+    ranges = {
+        "temperature": (lambda x: x > 0, "a number above 0, or 0 for the likeliest token"),
+        "top_p": (lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
+        "min_p": (lambda x: 0 <= x <= 1, "a number of 0 to 1"),
+        "repetition_penalty": (lambda x: x > 0, "a number above 0"),
+    }
+    found = []
+    for name, (is_right, expected) in ranges.items():
+        x = getattr(sampling, name)
+        if x is None or isinstance(x, jax.core.Tracer):
+            continue
+        if not (checks.is_real(x) and is_right(x)):
+            found.append(f"{name}: expected {expected}, got {checks.summary(x)}")
+    if sampling.top_k is not None:
+        found += checks.count_problems(top_k=sampling.top_k)
+    if sampling.temperature is None:
+        idle = [name for name in ("top_k", "top_p", "min_p") if getattr(sampling, name) is not None]
+        found += [f"{name}: expected a temperature beside it, got none" for name in idle]
+    return found
+
+
+def changed(
+    logits_BV: Float[Array, "B V"], seen_BV: Bool[AnyArray, "B V"] | None, sampling: Sampling
+) -> Float[Array, "B V"]:
+    """Return the logits, at least in float32, from which a token is drawn; −∞ for what cannot be.
+
+    seen_BV: the tokens that a row has already, which the penalty for repetition needs. Tokens of
+    equal logits are kept or left out together.
+    """
+    x_BV = logits_BV.astype(jnp.promote_types(logits_BV.dtype, jnp.float32))
+    if (penalty := sampling.repetition_penalty) is not None:
+        assert seen_BV is not None
+        x_BV = jnp.where(seen_BV, jnp.where(x_BV < 0, x_BV * penalty, x_BV / penalty), x_BV)
+    if sampling.temperature is None:
+        return x_BV
+    x_BV = x_BV / sampling.temperature
+    if sampling.top_k is not None or sampling.top_p is not None:
+        x_BV = jnp.where(x_BV < _least(x_BV, sampling.top_k, sampling.top_p), -jnp.inf, x_BV)
+    if sampling.min_p is not None:
+        least_B1 = x_BV.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
+        x_BV = jnp.where(x_BV < least_B1, -jnp.inf, x_BV)
+    return x_BV
+
+
+def chosen(
+    logits_BV: Float[Array, "B V"],
+    seen_BV: Bool[AnyArray, "B V"] | None,
+    sampling: Sampling,
+    key: jax.Array | None,
+) -> Int[Array, " B"]:
+    """Draw each row's next token, or take the likeliest one; on a tie the first, as torch does."""
+    logits_BV = changed(logits_BV, seen_BV, sampling)
+    if sampling.temperature is None:
+        return jnp.argmax(logits_BV, axis=-1)
+    assert key is not None
+    return jax.random.categorical(key, logits_BV, axis=-1)
+
+
+def _least(x_BV: jax.Array, top_k: Any, top_p: Any) -> jax.Array:
+    """Return the smallest logit (B, 1) that top-k, and top-p after it, leave."""
+    rising_BV, V = jnp.sort(x_BV, axis=-1), x_BV.shape[-1]
+    if top_k is not None:
+        kth_B1 = jax.lax.dynamic_slice_in_dim(rising_BV, V - jnp.minimum(top_k, V), 1, axis=-1)
+        rising_BV = jnp.where(rising_BV < kth_B1, -jnp.inf, rising_BV)
+    if top_p is None:
+        return kth_B1
+    below_BV = jnp.cumsum(jax.nn.softmax(rising_BV, axis=-1), axis=-1)
+    is_left_BV = (below_BV > 1 - top_p) | (jnp.arange(V) == V - 1)
+    return jnp.where(is_left_BV, rising_BV, jnp.inf).min(axis=-1, keepdims=True)

@@ -1,0 +1,112 @@
+"""`jax-attn generate`: the tokens of `Model.generate`, as text, and turns that go on."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import models as kinds
+from transformers import PreTrainedTokenizerFast
+
+from helpers.families.whole_models import made
+from jax_attn import models
+from jax_attn.cli import main
+from jax_attn.cli.status import Exit
+
+V, NEW = 41, 7
+TEMPLATE = (
+    "{% for m in messages %}{{ '1' if m.role == 'user' else '2' }} {{ m.content }} {% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama whose tokens are numbers, in a folder with a tokenizer and no ends."""
+    folder = tmp_path_factory.mktemp("llama")
+    made("llama").save_pretrained(folder)
+    (folder / "generation_config.json").write_text("{}")
+    words = Tokenizer(kinds.WordLevel({str(n): n for n in range(V)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+
+    def run(*options, given=None, status=Exit.PASS, of=folder):
+        result = CliRunner().invoke(
+            main, ["generate", str(of), *options, "--max-new-tokens", str(NEW)], input=given
+        )
+        assert result.exit_code == status, result.output
+        return result
+
+    return run
+
+
+def following(folder, numbers, **how):
+    model = models.load(folder)
+    return np.asarray(model.generate(np.array([numbers]), None, NEW, **how))[0].tolist()
+
+
+def text(numbers):
+    return " ".join(map(str, numbers))
+
+
+def test_a_prompt_is_continued(run, folder):
+    result = run("5 7 11")
+    assert result.stdout == f"5 7 11 {text(following(folder, [5, 7, 11]))}\n"
+    assert "3 tokens read" in result.stderr
+    assert "tokens a second" in result.stderr
+
+
+def test_lines_of_stdin_are_texts_of_their_own(run, folder):
+    wanted = [f"{text(row)} {text(following(folder, row))}\n" for row in ([5, 7], [5, 9])]
+    assert run(given="5 7\n\n5 9\n").stdout == "".join(wanted)
+
+
+def test_turns_of_a_chat_go_on(run, folder):
+    first = following(folder, [1, 5, 7])
+    second = following(folder, [1, 5, 7, 2, *first, 1, 9])
+    assert run("--chat", given="5 7\n9\n").stdout == f"{text(first)}\n{text(second)}\n"
+
+
+def test_a_seed_draws_and_decides(run):
+    options = ("5 7", "--temperature", "2", "--top-k", "30", "--seed")
+    assert run(*options, "1").stdout == run(*options, "1").stdout != run(*options, "2").stdout
+
+
+REFUSED = {
+    "a temperature below 0": (("5", "--temperature", "-1"), "temperature: expected a number above"),
+    "top_p alone": (("5", "--top-p", ".5"), "top_p: expected a temperature beside it"),
+    "a text that is too long": (("5 7 9", "--length", "4"), "max_new_tokens: expected at most 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_are_refused_by_name(name, run):
+    options, says = REFUSED[name]
+    assert says in run(*options, status=Exit.USAGE).stderr
+
+
+def test_a_folder_without_a_tokenizer_or_template_is_refused(run, folder, tmp_path):
+    bare = tmp_path / "bare"
+    made("llama").save_pretrained(bare)
+    assert "expected a tokenizer" in run("5", of=bare, status=Exit.USAGE).stderr
+    for file in folder.glob("*.json"):
+        (bare / file.name).write_text(file.read_text())
+    config = json.loads((bare / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (bare / "tokenizer_config.json").write_text(json.dumps(config))
+    assert "chat template" in run("5", "--chat", of=bare, status=Exit.USAGE).stderr
+
+
+def test_a_port_carries_the_file_of_defaults(folder, tmp_path):
+    out = tmp_path / "out"
+    CliRunner().invoke(main, ["port", str(folder), str(out), "--to", "flax"])
+    name = "generation_config.json"
+    assert (out / name).read_bytes() == (folder / name).read_bytes()

@@ -1,0 +1,209 @@
+"""Texts that grow: of each turn only what is new is read, and the tokens are the same."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from helpers.families.whole_models import made
+from jax_attn import models
+from jax_attn.attention.checks import ArgumentError
+from jax_attn.models import generate
+
+pytestmark = pytest.mark.filterwarnings("error")
+B, NEW, V, ROOM = 2, 4, 41, 47
+TEXT = np.random.default_rng(0).integers(3, V, (B, ROOM)).astype(np.int32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(scope="module", params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+def pair(request, tmp_path_factory):
+    with jax.enable_x64(True):
+        theirs, folder = made(request.param).double(), tmp_path_factory.mktemp("model")
+        theirs.save_pretrained(folder)
+        return theirs, models.load(folder)
+
+
+@pytest.fixture
+def model(pair):
+    return pair[1]
+
+
+def padded(rows, *, left=False):
+    """(tokens, lengths, mask) of rows of several lengths."""
+    T = max(map(len, rows))
+    tokens, mask = np.zeros((2, len(rows), T), np.int32)
+    for b, row in enumerate(rows):
+        at = slice(T - len(row), T) if left else slice(len(row))
+        tokens[b, at], mask[b, at] = row, 1
+    return tokens, mask.sum(axis=1).astype(np.int32), mask
+
+
+def test_padding_in_front_changes_no_token(pair):
+    """Of transformers' generate neither."""
+    theirs, model = pair
+    rows = [TEXT[0, :7], TEXT[1, :3]]
+    tokens, lengths, _ = padded(rows)
+    wanted = model.generate(tokens, lengths, NEW, eos_token_id=()).tolist()
+    tokens, _, mask = padded(rows, left=True)
+    assert (
+        model.generate(tokens, None, NEW, attention_mask=mask, eos_token_id=()).tolist() == wanted
+    )
+    given = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False, "max_new_tokens": NEW}
+    given["attention_mask"] = torch.tensor(mask)
+    found = theirs.generate(torch.tensor(tokens, dtype=torch.int64), **given)
+    assert found[:, tokens.shape[1] :].tolist() == wanted
+
+
+@pytest.mark.parametrize("every", [1, 3, 9])
+def test_a_stream_has_the_tokens_of_generate(every, model):
+    tokens, lengths, _ = padded([TEXT[0, :7], TEXT[1, :3]])
+    whole = np.asarray(model.generate(tokens, lengths, 8, eos_token_id=()))
+    pieces = [*model.stream(tokens, lengths, 8, every=every, eos_token_id=())]
+    assert [p.shape[1] for p in pieces][:-1] == [every] * ((8 - 1) // every)
+    assert (np.concatenate(pieces, axis=1) == whole).all()
+
+
+def test_a_stream_ends_with_its_rows(model):
+    tokens, lengths, _ = padded([TEXT[0, :7], TEXT[1, :3]])
+    whole = np.asarray(model.generate(tokens, lengths, 8, eos_token_id=()))
+    ends = (int(whole[0, 1]), int(whole[1, 2]))
+    pieces = [*model.stream(tokens, lengths, 8, every=2, eos_token_id=ends)]
+    found, wanted = (
+        np.concatenate(pieces, axis=1),
+        model.generate(tokens, lengths, 8, eos_token_id=ends),
+    )
+    assert found.shape[1] < 8
+    assert (found == np.asarray(wanted)[:, : found.shape[1]]).all()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The lengths of every prompt that is read."""
+    lengths, begun = [], generate.begun
+    monkeypatch.setattr(
+        generate,
+        "begun",
+        lambda model, wanted, prompt, *rest, **more: (
+            lengths.append(np.asarray(prompt.lengths).tolist())
+            or begun(model, wanted, prompt, *rest, **more)
+        ),
+    )
+    return lengths
+
+
+def turn(chat, rows, asked, **how):
+    """What a chat says, after a look at what it should."""
+    tokens, lengths, _ = padded(rows)
+    how = {"eos_token_id": ()} | how
+    found = np.asarray(chat.generate(tokens, lengths, NEW, **how))
+    read = asked.pop()
+    wanted = chat.model.generate(tokens, lengths, NEW, **how)
+    assert (found == np.asarray(wanted)).all()
+    asked.pop()
+    return found, read
+
+
+def test_a_turn_reads_what_is_new(model, asked):
+    """It is the last token of the turn before, which nothing read, and all that follows."""
+    chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :5], TEXT[1, :3]]
+    said, read = turn(chat, rows, asked)
+    assert read == [5, 3]
+    assert [len(row) for row in chat.read] == [8, 6]
+    rows = [np.concatenate([*pair, [7] * n]) for *pair, n in zip(rows, said, (2, 4), strict=True)]
+    _, read = turn(chat, rows, asked)
+    assert read == [3, 5]
+    numbers = {"temperature": 0.8, "repetition_penalty": 1.5, "key": jax.random.key(0)}
+    _, read = turn(chat, rows, asked, **numbers)
+    assert read == [1, 1]
+
+
+def test_a_row_that_has_ended_goes_on_from_its_end(model, asked):
+    chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :5], TEXT[1, :3]]
+    said, _ = turn(models.Chat(model, B, ROOM), rows, asked)
+    end = int(said[0, 1])
+    said, _ = turn(chat, rows, asked, eos_token_id=end)
+    count = 1 + said[0].tolist().index(end)
+    assert len(chat.read[0]) == len(rows[0]) + count - 1
+    texts = [np.append(rows[0], said[0, :count]), np.append(rows[1], said[1])]
+    _, read = turn(chat, [np.append(text, 9) for text in texts], asked)
+    assert read[0] == 2
+
+
+def test_texts_that_part_are_read_from_there(model, asked):
+    chat, other = models.Chat(model, B, ROOM), TEXT.copy()
+    other[0, 6] += 1
+    turn(chat, [TEXT[0, :11], TEXT[1, :3]], asked)
+    _, read = turn(chat, [other[0, :9], TEXT[1, :3]], asked)
+    assert read == [3, 1]
+
+
+@pytest.mark.slow
+def test_a_ring_goes_on_or_begins_again(tmp_path, asked):
+    with jax.enable_x64(True):
+        made("mistral").double().save_pretrained(tmp_path)
+        model = models.load(tmp_path)
+        chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :11], TEXT[1, :3]]
+        said, _ = turn(chat, rows, asked)
+        rows = [np.append(*pair) for pair in zip(rows, said, strict=True)]
+        rows[1] = TEXT[1, :5]
+        _, read = turn(chat, rows, asked)
+        assert read == [1, 5]
+
+
+def test_a_stream_that_is_left_keeps_what_was_asked_for(model, asked):
+    chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :5], TEXT[1, :5]]
+    stream = chat.stream(np.stack(rows), None, 9, every=2, eos_token_id=())
+    said = np.concatenate([next(stream), next(stream)], axis=1)
+    stream.close()
+    asked.clear()
+    _, read = turn(chat, [np.append(*pair) for pair in zip(rows, said, strict=True)], asked)
+    assert read == [1, 1]
+
+
+def test_a_turn_that_fails_leaves_an_empty_cache(model, asked, monkeypatch):
+    """Its last step was given the cache, and may have written to it."""
+    chat = models.Chat(model, B, ROOM)
+    stream = chat.stream(TEXT[:, :5], None, 9, every=2, eos_token_id=())
+    next(stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(generate, "gone_on", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(stream)
+    asked.clear()
+    _, read = turn(chat, [TEXT[0, :5], TEXT[1, :5]], asked)
+    assert read == [5, 5]
+
+
+REFUSED = {
+    "another number of rows": ((TEXT[:1, :5], None, NEW), "tokens: expected 2 rows, got 1"),
+    "more than fits": (
+        (TEXT[:, :17], None, 3),
+        "max_new_tokens: expected at most 1 after 17 tokens, got 3",
+    ),
+    "no text": ((TEXT[:, :0], None, NEW), "tokens: expected"),
+    "a mask with gaps": (
+        (TEXT[:, :3], None, NEW, np.array([[1, 0, 1], [0, 1, 1]])),
+        "attention_mask: expected the tokens of a row one behind the other, got gaps in rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_are_refused_by_name(name, model):
+    (tokens, lengths, count, *mask), says = REFUSED[name]
+    mask = mask[0] if mask else None
+    with pytest.raises(ArgumentError, match=says):
+        models.Chat(model, B, 17).generate(tokens, lengths, count, attention_mask=mask)
+
+
+def test_every_of_0_is_refused_before_anything_is_asked_for(model):
+    with pytest.raises(ArgumentError, match="every: expected an int ≥ 1"):
+        model.stream(TEXT, None, NEW, every=0)
+    with pytest.raises(ArgumentError, match="batch: expected an int ≥ 1"):
+        models.Chat(model, 0)

@@ -46,7 +46,10 @@ class Chat:
 
     @property
     def read(self) -> tuple[Int[np.ndarray, " _T"], ...]:
-        """The tokens of each row that are in the cache: all but the last one of its text."""
+        """The tokens of each row that are in the cache: those of its text but the last one.
+
+        The end of a row is in it as often as the other rows went on.
+        """
         return tuple(self._read)
 
     def generate(

@@ -39,7 +39,8 @@ class Going(NamedTuple):
     """A text at work.
 
     Attributes:
-      caches: what was read: all tokens but each row's last one.
+      caches: what was read: all tokens but each row's last one, and an end as often as it is
+        repeated.
       last: (B,), each row's last token.
       steps: how many tokens have been chosen for each row.
       out: (B, R), those tokens, with room for more.
@@ -185,12 +186,11 @@ def _gone_on(
         return (going.steps < until) & _go_on(wanted, going.last).any()
 
     def step(going: Going) -> Going:
-        goes_on = _go_on(wanted, going.last)
-        # A row that has ended reads nothing, so that it can go on later from its end.
-        out = model(going.last[:, None], goes_on.astype(jnp.int32), cache=going.caches)
+        out = model(going.last[:, None], cache=going.caches)
         assert out.cache is not None
         logits_BV = model.next_logits(out.hidden, None)
-        last = jnp.where(goes_on, _chosen(wanted, logits_BV, going.seen, going.steps), going.last)
+        last = _chosen(wanted, logits_BV, going.seen, going.steps)
+        last = jnp.where(_go_on(wanted, going.last), last, going.last)
         # Not an indexed update, which would have to know how a mesh shards the rows.
         tokens = jnp.where(places == going.steps, last[:, None], going.out)
         return Going(out.cache, last, going.steps + 1, tokens, _with(going.seen, last))

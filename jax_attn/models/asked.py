@@ -39,7 +39,7 @@ class Wanted:
 class How(TypedDict, total=False):
     """How `generate` chooses tokens. What is not given, or None, is as the checkpoint says.
 
-    Keys:
+    Attributes:
       temperature: divides the logits; 0 takes the likeliest token, as does a checkpoint without a
         generation_config.json that draws.
       top_k: leave the k likeliest tokens.

@@ -46,7 +46,7 @@ class Chat:
 
     @property
     def read(self) -> tuple[Int[np.ndarray, " _T"], ...]:
-        """The tokens of each row that are in the cache: those of its text but the last one.
+        """The tokens of each row that are in the cache, which are all of its text but the last.
 
         The end of a row is in it as often as the other rows went on.
         """

@@ -3,13 +3,13 @@
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jax_attn.cli.status import WrongInput, expect_installed, refuse
+from jax_attn.cli.status import WrongInput, expect_installed, missing, refuse
 from jax_attn.cli.verifying.checkpoint import expect_there
 from jax_attn.environment import settle_platforms
 
@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 @click.option("--top-p", type=float, help="Draw from the likeliest tokens that add up to p.")
 @click.option("--min-p", type=float, help="Draw from tokens of this share of the likeliest.")
 @click.option("--repetition-penalty", type=float, help="Make the text's own tokens rarer.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draw other tokens.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Draw other tokens.",
+)
 def command(
     checkpoint: Path,
     prompt: str | None,
@@ -56,12 +62,12 @@ def command(
     text of its own, or a turn of one conversation with --chat, of which only what is new is
     computed. The text goes to stdout as it comes, and how fast it came to stderr.
 
-    What the options leave open is as generation_config.json says; without one, the likeliest token
-    is taken. Compiled programs are kept in JAX_COMPILATION_CACHE_DIR, which is
+    What the options leave open is as generation_config.json says; if that says nothing, the
+    likeliest token is taken. Compiled programs are kept in JAX_COMPILATION_CACHE_DIR, which is
     ~/.cache/jax-attn/programs unless you set it.
 
-    Exit status: 2 if the checkpoint, its tokenizer or an option cannot be used; 3 if transformers,
-    which has the tokenizers, is not installed.
+    Exit status: 2 if the checkpoint, its tokenizer, a text or an option cannot be used; 3 if
+    transformers, which has the tokenizers, is not installed.
     """
     expect_installed("transformers", "has the tokenizers", "hf")
     expect_there("CKPT", checkpoint)
@@ -77,68 +83,65 @@ def command(
     try:
         model = models.load(checkpoint)
         talk = models.Chat(model, length=min(length, model.most_tokens or length))
-        how = {**numbers, "key": jax.random.key(seed)}
-        _answer(talk, tokenizer, _turns(prompt), chat, max_new_tokens, how)
+        messages: list[dict[str, str]] = []
+        for n, turn in enumerate(_turns(prompt)):
+            messages.append({"role": "user", "content": turn})
+            ids = _ids(tokenizer, turn, messages if chat else None)
+            how = {**numbers, "key": jax.random.fold_in(jax.random.key(seed), n)}
+            said = _answer(talk, tokenizer, ids, chat, max_new_tokens, how)
+            messages.append({"role": "assistant", "content": said})
     except TransferError as error:
         refuse(error)
-    except ArgumentError as error:
+    except (ArgumentError, OSError) as error:
         raise WrongInput(str(error)) from error
-
-
-def _answer(
-    talk: "Chat",
-    tokenizer: Any,
-    turns: Iterable[str],
-    is_chat: bool,
-    count: int,
-    how: dict[str, Any],
-) -> None:
-    """Print what follows each turn, as it comes."""
-    import numpy as np
-
-    said: list[dict[str, str]] = []
-    for turn in turns:
-        if is_chat:
-            said.append({"role": "user", "content": turn})
-            ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-        else:
-            ids = tokenizer(turn)["input_ids"]
-        # What follows is decoded with what it follows, which decides whether a space is between.
-        before = shown = tokenizer.decode(ids, skip_special_tokens=True)
-        click.echo("" if is_chat else before, nl=False)
-        tokens, found, times = np.array([ids], np.int32), [], [time.perf_counter()]
-        for piece in talk.stream(tokens, None, count, every=_EVERY, **how):
-            found += np.asarray(piece)[0].tolist()
-            times.append(time.perf_counter())
-            text = tokenizer.decode(ids + found, skip_special_tokens=True)
-            if not text.endswith("\ufffd"):  # half a character: its other bytes come later
-                new = text[len(shown) :]
-                click.echo(new.lstrip() if is_chat and shown == before else new, nl=False)
-                sys.stdout.flush()
-                shown = text
-        click.echo()
-        said.append({"role": "assistant", "content": shown[len(before) :].strip()})
-        _tell_speed(len(ids), len(found), times)
-
-
-def _tell_speed(read: int, generated: int, times: list[float]) -> None:
-    """Say how long the first tokens took, which may have been compiled, and how fast more came."""
-    text = f"{read} tokens read, and the first {_EVERY} generated, in {times[1] - times[0]:.1f} s"
-    if generated > _EVERY:
-        speed = (generated - _EVERY) / (times[-1] - times[1])
-        text += f"; then {speed:.1f} tokens a second"
-    click.echo(text, err=True)
 
 
 _EVERY = 4
 """The tokens that are shown together: a program runs for each such piece."""
 
 
+def _answer(
+    talk: "Chat", tokenizer: Any, ids: list[int], is_chat: bool, count: int, how: dict[str, Any]
+) -> str:
+    """Print what follows these tokens, as it comes, and return it."""
+    import numpy as np
+
+    # What follows is decoded with what it follows, which decides whether a space is between.
+    before = shown = tokenizer.decode(ids, skip_special_tokens=True)
+    found, begun, first = list[int](), time.perf_counter(), 0.0
+    for piece in talk.stream(np.array([ids], np.int32), None, count, every=_EVERY, **how):
+        if not found:
+            first = time.perf_counter() - begun
+            click.echo("" if is_chat else before, nl=False)
+        found += np.asarray(piece)[0].tolist()
+        if found[-1] < 0:
+            raise WrongInput("the model's logits are NaN, so that no token follows")
+        # Half a character comes as \ufffd until its other bytes are there.
+        text = tokenizer.decode(ids + found, skip_special_tokens=True).rstrip("\ufffd")
+        new = text[len(shown) :]
+        click.echo(new.lstrip() if is_chat and shown == before else new, nl=False)
+        sys.stdout.flush()
+        shown = max(shown, text, key=len)
+    whole = tokenizer.decode(ids + found, skip_special_tokens=True)
+    click.echo(whole[len(shown) :])
+    ends = (n for n, token in enumerate(found, 1) if token in talk.model.generation.ends)
+    _tell_speed(next(ends, len(found)), first, time.perf_counter() - begun - first)
+    return whole[len(before) :].strip()
+
+
+def _tell_speed(count: int, first: float, rest: float) -> None:
+    """Say how long the first tokens took, which may have been compiled, and how fast more came."""
+    text = f"{count} tokens, the first {min(count, _EVERY)} in {first:.1f} s"
+    if count > _EVERY:
+        text += f", then {(count - _EVERY) / rest:.1f} a second"
+    click.echo(text, err=True)
+
+
 def _turns(prompt: str | None) -> Iterator[str]:
     """Return the prompt, or else each line of stdin that is not blank."""
-    if prompt is not None:
-        return iter([prompt])
-    return (line.rstrip("\n") for line in sys.stdin if line.strip())
+    lines = sys.stdin.buffer if prompt is None else [os.fsencode(prompt)]
+    texts = (line.decode(errors="replace").rstrip("\r\n") for line in lines)
+    return (text for text in texts if prompt is not None or text.strip())
 
 
 def _tokenizer(checkpoint: Path, chat: bool) -> Any:
@@ -148,17 +151,40 @@ def _tokenizer(checkpoint: Path, chat: bool) -> Any:
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        why = str(error).splitlines()[0]
-        raise WrongInput(
-            f"{folder}: expected a tokenizer that transformers reads: {why}"
-        ) from error
+    except ImportError as error:  # a kind of tokenizer that needs another package
+        missing(str(error))
+    except Exception as error:  # tokenizers raises nothing more special
+        text = f"{folder}: expected a tokenizer that transformers reads: {_first_line(error)}"
+        raise WrongInput(text) from error
     if chat and tokenizer.chat_template is None:
         raise WrongInput(f"{folder}: expected a tokenizer with a chat template for --chat")
     return tokenizer
 
 
+def _ids(tokenizer: Any, turn: str, messages: list[dict[str, str]] | None) -> list[int]:
+    """Return the tokens of a text, or of a whole conversation by the template."""
+    if messages is None:
+        ids = tokenizer(turn)["input_ids"]
+    else:
+        try:
+            ids = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False
+            )
+        except Exception as error:  # what the template itself raises
+            text = f"the chat template takes no such conversation: {_first_line(error)}"
+            raise WrongInput(text) from error
+    if not ids:
+        raise WrongInput(f"PROMPT: expected a text of at least one token, got {turn!r}")
+    return ids
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
+
+
 def _keep_programs() -> None:
     """Let JAX keep compiled programs between runs, unless the user has said where."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(home, "jax-attn", "programs")))
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(home, "jax-attn", "programs")

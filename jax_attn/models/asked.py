@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.models import inputs, sampling
+from jax_attn.models.defaults import OF_DRAWS
 from jax_attn.models.sampling import Sampling
 
 if TYPE_CHECKING:
@@ -36,12 +37,20 @@ class Wanted:
     choose: Choose | None
 
 
+class Rows(NamedTuple):
+    """Tokens as they are given, and which of them are real, as `Model` has it."""
+
+    tokens: Int[AnyArray, "B T"]
+    lengths: Int[AnyArray, " B"] | None
+    attention_mask: Int[AnyArray, "B T"] | None
+
+
 class How(TypedDict, total=False):
     """How `generate` chooses tokens. What is not given, or None, is as the checkpoint says.
 
     Attributes:
-      temperature: divides the logits; 0 takes the likeliest token, as does a checkpoint without a
-        generation_config.json that draws.
+      temperature: divides the logits, before a token is drawn; 0 takes the likeliest token. If the
+        checkpoint says nothing, it is 0.
       top_k: leave the k likeliest tokens.
       top_p: leave the likeliest tokens whose probabilities add up to p.
       min_p: leave the tokens with at least this share of the likeliest one's probability.
@@ -63,38 +72,44 @@ class How(TypedDict, total=False):
     key: jax.Array | None
 
 
-def wanted(model: "Model", how: How) -> Wanted:
+def merged(model: "Model", how: How) -> Wanted:
     """Return what a call asks for; what it leaves open is as the model's checkpoint says."""
     if unknown := how.keys() - How.__annotations__.keys():
         raise TypeError(f"generate: got unexpected arguments {', '.join(sorted(unknown))}")
     defaults, choose = model.generation, how.get("choose")
-    asked = numbers = Sampling(*map(how.get, Sampling._fields))
+    given = numbers = Sampling(*map(how.get, Sampling._fields))
     if choose is None:
         held = defaults.sampling if defaults.draws else defaults.sampling._replace(temperature=None)
-        temperature = held.temperature if asked.temperature is None else asked.temperature
+        temperature = held.temperature if given.temperature is None else given.temperature
         if checks.is_real(temperature) and temperature == 0:
             temperature = None
         if temperature is None:  # for the likeliest token only the penalty counts
             held = Sampling(repetition_penalty=held.repetition_penalty)
-        both = zip(asked, held, strict=True)
-        numbers = Sampling(*(own if given is None else given for given, own in both))
+        both = zip(given, held, strict=True)
+        numbers = Sampling(*(own if own is not None else other for own, other in both))
         numbers = numbers._replace(temperature=temperature)
     ends: Any = how.get("eos_token_id")
-    ends = defaults.ends if ends is None else np.atleast_1d(np.asarray(ends, object)).tolist()
+    if ends is None:
+        ends = defaults.ends
+    elif _is_known(ends):
+        ends = np.atleast_1d(np.asarray(ends, object)).tolist()
+    else:
+        ends = (ends,)  # which is refused
     return Wanted(numbers, how.get("key"), tuple(ends), choose)
 
 
-def settled(wanted: Wanted) -> Wanted:
-    """Return the same, of which nothing is wrong, with its ends as sorted numbers."""
-    return dataclasses.replace(wanted, ends=tuple(sorted({*map(int, wanted.ends)})))
+def settled(wanted: Wanted, vocab_size: int) -> Wanted:
+    """Return the same, of which nothing is wrong, in the types and the order that are compiled."""
+    numbers = sampling.settled(wanted.sampling, vocab_size)
+    ends = tuple(sorted({*map(int, wanted.ends)}))
+    return dataclasses.replace(wanted, sampling=numbers, ends=ends)
 
 
 def problems(
     model: "Model",
-    tokens: Any,
-    lengths: Any,
-    attention_mask: Any,
+    rows: Rows,
     max_new_tokens: Any,
+    how: How,
     wanted: Wanted,
     every: Any = 1,
     *,
@@ -102,58 +117,90 @@ def problems(
 ) -> list[str]:
     """Say what is wrong with the arguments of `generate`. Values are checked if they are known.
 
-    room: the most tokens that a row can have, if a cache is given.
+    wanted: `how`, merged. room: the most tokens that a row can have, if a cache is given.
     """
-    traits, reads = model.embedding, model.reads
-    given = tokens, lengths, attention_mask
-    found = inputs.problems(traits, reads, *given, None, None, None, None)
+    found = inputs.problems(model.embedding, model.reads, *rows, None, None, None, None)
     is_readable = not found
-    if is_readable and attention_mask is not None and not _is_known(attention_mask):
-        found.append("attention_mask: expected known values, which say where each row begins")
-    elif is_readable and attention_mask is not None:
-        edges = np.abs(np.diff(np.pad(np.asarray(attention_mask, np.int8), ((0, 0), (1, 1)))))
-        if broken := np.flatnonzero(edges.sum(axis=1) > 2).tolist():
-            expected = "the tokens of a row one behind the other"
-            found.append(f"attention_mask: expected {expected}, got gaps in rows {broken}")
-    found += inputs.cache_problems(reads)
-    if not model.is_language_model:
-        found.append("model: expected a language model's head and no other")
+    if is_readable:
+        found += _mask_problems(rows.attention_mask)
+    found += model_problems(model)
     counts = checks.count_problems(max_new_tokens=max_new_tokens, every=every)
     if is_readable and not counts:
-        longest = [] if room is None else [room + 1]
-        if traits.positions is not None:
-            longest.append(inputs.longest(traits.positions) + 1)  # the last token is not read
-        most = min(longest, default=None)
-        read = _fewest_read(tokens, lengths, attention_mask)
-        if most is not None and max_new_tokens > most - read:
-            expected = f"at most {most - read} after {read} tokens"
-            counts = [f"max_new_tokens: expected {expected}, got {max_new_tokens}"]
-    found += counts
-    if not all(checks.is_int(end) and 0 <= end < traits.vocab_size for end in wanted.ends):
-        expected = f"a token of 0 to {traits.vocab_size - 1}, or a sequence of them"
+        counts = _room_problems(model, rows, max_new_tokens, room)
+    return found + counts + _choice_problems(model, how, wanted)
+
+
+def model_problems(model: "Model") -> list[str]:
+    """Say why this model cannot generate."""
+    found = inputs.cache_problems(model.reads)
+    if not model.is_language_model:
+        found.append("model: expected a language model's head and no other")
+    return found
+
+
+def unknown_problems(rows: Rows, why: str) -> list[str]:
+    """Say which of these arrays are unknown, as under jit. why: what needs their values."""
+    unknown = (name for name, x in rows._asdict().items() if not _is_known(x))
+    return [f"{name}: expected known values, {why}" for name in unknown]
+
+
+def _mask_problems(attention_mask: Any) -> list[str]:
+    if attention_mask is None:
+        return []
+    if not _is_known(attention_mask):
+        return ["attention_mask: expected known values, which say where each row begins"]
+    edges = np.abs(np.diff(np.pad(np.asarray(attention_mask, np.int8), ((0, 0), (1, 1)))))
+    if broken := np.flatnonzero(edges.sum(axis=1) > 2).tolist():
+        expected = "the tokens of a row one behind the other"
+        return [f"attention_mask: expected {expected}, got gaps in rows {broken}"]
+    return []
+
+
+def _room_problems(model: "Model", rows: Rows, count: int, room: int | None) -> list[str]:
+    limits = [n for n in (room, model.most_tokens) if n is not None]
+    if not limits:
+        return []
+    most, read = min(limits), _longest_row(rows)
+    if read > most:
+        return [f"tokens: expected at most {most} in a row, got {read}"]
+    if count <= (left := most + 1 - read):  # the last token is not read
+        return []
+    return [f"max_new_tokens: expected at most {left} after {read} tokens, got {count}"]
+
+
+def _choice_problems(model: "Model", how: How, wanted: Wanted) -> list[str]:
+    """Say what is wrong with how tokens are chosen."""
+    numbers, vocab_size, defaults = wanted.sampling, model.embedding.vocab_size, model.generation
+    found = []
+    if not all(checks.is_int(end) and 0 <= end < vocab_size for end in wanted.ends):
+        expected = f"a token of 0 to {vocab_size - 1}, or a sequence of them"
         found.append(f"eos_token_id: expected {expected}, got {', '.join(map(repr, wanted.ends))}")
     found += [] if wanted.key is None else checks.key_problems(wanted.key)
-    found += sampling.problems(wanted.sampling)
+    found += sampling.problems(numbers)
     if wanted.choose is None:
-        found += [f"model.generation: {why}" for why in model.generation.refused]
-        if wanted.sampling.temperature is not None and wanted.key is None:
+        draws, given = numbers.temperature is not None, {k for k, x in how.items() if x is not None}
+        for name, why in defaults.refused:
+            if name not in given and (draws or name not in OF_DRAWS):
+                way = f"give {name}=" if name in How.__annotations__ else "set another Defaults"
+                found.append(f"model.generation: {name}: {why}; {way}")
+        if draws and wanted.key is None:
             found.append("key: expected one jax.random.key(...) to draw by, got None")
         return found
     if not (callable(wanted.choose) and isinstance(wanted.choose, Hashable)):
         got = checks.summary(wanted.choose)
         found.append(f"choose: expected a function of logits and a key, got {got}")
-    numbers = [name for name, x in wanted.sampling._asdict().items() if x is not None]
-    return found + [f"{name}: expected None beside choose" for name in numbers]
+    idle = [name for name, x in numbers._asdict().items() if x is not None]
+    return found + [f"{name}: expected None beside choose" for name in idle]
 
 
 def _is_known(x: Any) -> bool:
     return not isinstance(x, jax.core.Tracer)
 
 
-def _fewest_read(tokens: Any, lengths: Any, attention_mask: Any) -> int:
+def _longest_row(rows: Rows) -> int:
     """Return the number of tokens of the longest row; unknown lengths are at least 1."""
-    if attention_mask is not None and _is_known(attention_mask):
-        return int(np.asarray(attention_mask).sum(axis=1).max())
-    if lengths is None:
-        return tokens.shape[1]
-    return int(np.asarray(lengths).max()) if _is_known(lengths) else 1
+    if rows.attention_mask is not None and _is_known(rows.attention_mask):
+        return int(np.asarray(rows.attention_mask).sum(axis=1).max())
+    if rows.lengths is None:
+        return rows.tokens.shape[1]
+    return int(np.asarray(rows.lengths).max()) if _is_known(rows.lengths) else 1

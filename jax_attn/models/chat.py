@@ -10,7 +10,8 @@ from jaxtyping import Array, Int
 
 from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
-from jax_attn.models import asked, generate, inputs
+from jax_attn.models import asked, generate
+from jax_attn.models.asked import Rows
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -35,14 +36,14 @@ class Chat:
     """
 
     def __init__(self, model: "Model", batch: int = 1, length: int = 4096):
-        checks.raise_all("Chat", checks.count_problems(batch=batch, length=length))
+        problems = checks.count_problems(batch=batch, length=length) + asked.model_problems(model)
+        checks.raise_all("Chat", problems)
         self.model, self.batch, self.length = model, batch, length
-        checks.raise_all("Chat", inputs.cache_problems(model.reads))
-        self._caches: generate.Caches | None = None
         self._forget()
 
     def _forget(self) -> None:
-        self._caches, self._read = None, [np.zeros(0, np.int32)] * self.batch
+        self._caches: generate.Caches | None = None
+        self._read = [np.zeros(0, np.int32)] * self.batch
 
     @property
     def read(self) -> tuple[Int[np.ndarray, " _T"], ...]:
@@ -62,8 +63,8 @@ class Chat:
         **how: "Unpack[How]",
     ) -> Int[Array, "B max_new_tokens"]:
         """Return the tokens that follow the whole text, as `Model.generate` does."""
-        given = tokens, lengths, attention_mask
-        (found,) = self._pieces(*given, max_new_tokens, max_new_tokens, how)
+        rows = Rows(tokens, lengths, attention_mask)
+        (found,) = self._pieces(rows, max_new_tokens, how, "Chat.generate", max_new_tokens)
         return found
 
     def stream(
@@ -80,59 +81,54 @@ class Chat:
 
         Until the next turn, what was not asked for is not generated, and not part of the text.
         """
-        return self._pieces(tokens, lengths, attention_mask, max_new_tokens, every, how)
+        rows = Rows(tokens, lengths, attention_mask)
+        return self._pieces(rows, max_new_tokens, how, "Chat.stream", every)
 
     def _pieces(
-        self,
-        tokens: AnyArray,
-        lengths: AnyArray | None,
-        attention_mask: AnyArray | None,
-        count: int,
-        every: int,
-        how: "How",
+        self, rows: Rows, count: int, how: "How", where: str, every: int
     ) -> Iterator[Array]:
-        wanted = asked.wanted(self.model, how)
-        given = tokens, lengths, attention_mask
-        problems = asked.problems(self.model, *given, count, wanted, every, room=self.length)
-        if not problems and tokens.shape[0] != self.batch:
-            problems = [f"tokens: expected {self.batch} rows, got {tokens.shape[0]}"]
-        checks.raise_all("Chat", problems)
-        known: Any = (None if x is None else np.asarray(x) for x in given)
-        prompt = generate.prompt_of(*known)
+        model, wanted = self.model, asked.merged(self.model, how)
+        problems = asked.unknown_problems(rows, "because a chat keeps them")
+        problems += asked.problems(model, rows, count, how, wanted, every, room=self.length)
+        shape: Any = getattr(rows.tokens, "shape", ())
+        if len(shape) == 2 and shape[0] != self.batch:
+            problems.append(f"tokens: expected {self.batch} rows, got {shape[0]}")
+        checks.raise_all(where, problems)
+        known: Any = (None if x is None else np.asarray(x) for x in rows)
+        prompt = generate.prompt_of(Rows(*known))
         texts = [row[:n] for row, n in zip(prompt.tokens, prompt.lengths, strict=True)]
-        return self._generated(texts, asked.settled(wanted), count, every)
+        wanted = asked.settled(wanted, model.embedding.vocab_size)
+        return self._generated(texts, wanted, int(count), int(every))
 
     def _generated(
         self, texts: list[np.ndarray], wanted: asked.Wanted, count: int, every: int
     ) -> Iterator[Array]:
+        model = self.model
         kept = [self._kept(*pair) for pair in zip(self._read, texts, strict=True)]
         new = [text[n:] for text, n in zip(texts, kept, strict=True)]
         lengths = np.array([len(row) for row in new], np.int32)
-        rows = np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in new])
-        # Padding behind the end of a table of positions would be NaN.
-        left = None if (most := self.model.most_tokens) is None else most - max(kept)
-        caches, filled = self._caches, jnp.array(kept, jnp.int32)
-        if caches is None:
-            caches = self.model.empty_cache(self.batch, self.length)
-        caches = tuple(replace(cache, filled=filled) for cache in caches)
+        tokens = np.stack([np.pad(row, (0, lengths.max() - len(row))) for row in new])
+        prompt = generate.prompt_of(Rows(tokens, lengths, None), model.most_tokens)
         seen = None
         if wanted.sampling.repetition_penalty is not None:
-            seen = np.zeros((self.batch, self.model.embedding.vocab_size), bool)
-            for row, text in zip(seen, texts, strict=True):
-                row[text] = True
-        prompt = generate.prompt_of(rows, lengths, most=left)
-        room = generate.bucket(count)
-        going = generate.begun(self.model, wanted, prompt, caches, seen, room=room)
+            seen = np.zeros((self.batch, model.embedding.vocab_size), bool)
+            for row, text, n in zip(seen, texts, kept, strict=True):
+                row[text[:n]] = True
+        caches = self._caches or model.empty_cache(self.batch, self.length)
+        # An array for each, because an array is given up once.
+        caches = tuple(replace(cache, filled=jnp.array(kept, jnp.int32)) for cache in caches)
+        self._forget()  # each step is given the caches, and may fail
+        going = generate.begun(model, wanted, prompt, caches, seen, length=self.length)
         written: list[np.ndarray] = []
-        for now, tokens in generate.streamed(self.model, wanted, going, count, every):
-            written.append(np.asarray(tokens))
+        for now, piece, is_over in generate.streamed(model, wanted, going, count, every):
+            written.append(np.asarray(piece))
             whole = zip(texts, np.concatenate(written, axis=1), strict=True)
             counts = np.asarray(now.caches[0].filled)
             self._caches = now.caches
             self._read = [np.concatenate(both)[:n] for both, n in zip(whole, counts, strict=True)]
-            yield tokens
-            if len(written) * every < count:
-                self._forget()  # the next step takes these caches, and may fail
+            yield piece
+            if not is_over:
+                self._forget()
 
     def _kept(self, read: np.ndarray, text: np.ndarray) -> int:
         """Return how many tokens in the cache are those of the text: not its last one."""

@@ -17,8 +17,9 @@ from jaxtyping import Array, Bool, Int
 
 from jax_attn.attention import KVCache, checks
 from jax_attn.attention.annotations import AnyArray
+from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.models import asked, sampling
-from jax_attn.models.asked import How, Wanted
+from jax_attn.models.asked import How, Rows, Wanted
 
 if TYPE_CHECKING:
     from jax_attn.models.model import Model
@@ -55,25 +56,23 @@ class Going(NamedTuple):
 
 
 def bucket(n: int, most: int | None = None) -> int:
-    """Return the length, a power of two or half as much again, to which n is padded; or `most`."""
+    """Return the length to which n is padded: 16, 24, 32, 48, …, but at most `most`, if that is n.
+
+    These are the powers of two, and each one and a half times.
+    """
     power = max(_FEWEST, 1 << (n - 1).bit_length())
     half = power * 3 // 4
     length = half if n <= half and half >= _FEWEST else power
     return length if most is None else max(n, min(length, most))
 
 
-def prompt_of(
-    tokens: AnyArray,
-    lengths: AnyArray | None,
-    attention_mask: AnyArray | None = None,
-    most: int | None = None,
-) -> Prompt:
+def prompt_of(rows: Rows, most: int | None = None) -> Prompt:
     """Return the rows as a prompt, padded to a bucket of at most `most` tokens.
 
     NumPy's arrays stay NumPy's, so that no program is compiled for their own length or dtype.
     """
-    given = tokens, lengths, attention_mask
-    is_numpy = all(x is None or isinstance(x, np.ndarray) for x in given)
+    tokens, lengths, attention_mask = rows
+    is_numpy = all(x is None or isinstance(x, np.ndarray) for x in rows)
     xp: Any = np if is_numpy else jnp
     tokens, T = tokens.astype(np.int32) if is_numpy else jnp.asarray(tokens), tokens.shape[1]
     if attention_mask is not None:
@@ -81,26 +80,26 @@ def prompt_of(
         lengths, first = mask.sum(axis=1), mask.argmax(axis=1)
         tokens = xp.take_along_axis(tokens, (first[:, None] + xp.arange(T)) % T, axis=1)
     if lengths is None:  # made of the tokens, which a mesh may have sharded
-        lengths = xp.full_like(tokens[:, 0], T)
+        lengths = xp.full_like(tokens[:, 0], T, dtype=np.int32)
     lengths = lengths.astype(np.int32) if is_numpy else lengths
     return Prompt(xp.pad(tokens, ((0, 0), (0, bucket(T, most) - T))), lengths)
 
 
 def started(
-    model: "Model",
-    tokens: AnyArray,
-    lengths: AnyArray | None,
-    attention_mask: AnyArray | None,
-    count: int,
-    how: How,
-    every: int = 1,
+    model: "Model", rows: Rows, count: int, how: How, where: str, every: int | None = None
 ) -> tuple[Going, Wanted]:
-    """Check the arguments of `Model.generate`, and read the prompt into a cache of its own."""
-    wanted, given = asked.wanted(model, how), (tokens, lengths, attention_mask)
-    checks.raise_all("Model.generate", asked.problems(model, *given, count, wanted, every))
-    wanted, prompt = asked.settled(wanted), prompt_of(*given, model.most_tokens)
-    length = bucket(tokens.shape[1] + count - 1)  # the last token is not read
-    return begun(model, wanted, prompt, length=length, room=bucket(count)), wanted
+    """Check the arguments of `generate`, or of `stream`, and read the prompt into a cache.
+
+    every: the tokens that a stream yields together.
+    """
+    wanted, vocab_size = asked.merged(model, how), model.embedding.vocab_size
+    streams = every is not None
+    problems = asked.unknown_problems(rows, "to stream what follows") if streams else []
+    problems += asked.problems(model, rows, count, how, wanted, every if streams else 1)
+    checks.raise_all(where, problems)
+    wanted, prompt = asked.settled(wanted, vocab_size), prompt_of(rows, model.most_tokens)
+    length = bucket(rows.tokens.shape[1] + int(count))
+    return begun(model, wanted, prompt, None, None, length=length), wanted
 
 
 def all_at_once(model: "Model", wanted: Wanted, going: Going, count: int) -> Int[Array, "B count"]:
@@ -110,16 +109,17 @@ def all_at_once(model: "Model", wanted: Wanted, going: Going, count: int) -> Int
 
 def streamed(
     model: "Model", wanted: Wanted, going: Going, count: int, every: int
-) -> Iterator[tuple[Going, Int[Array, "B n"]]]:
-    """Yield what there is after each `every` tokens, and those tokens, until all rows have ended.
+) -> Iterator[tuple[Going, Int[Array, "B n"], bool]]:
+    """Yield what there is after each `every` tokens, those tokens, and whether they are the last.
 
-    What was yielded before has been given up to the next step, but for its tokens.
+    They are if all rows have ended. The caches that were yielded are given up to the next step.
     """
     for first in range(0, count, every):
         upto = min(first + every, count)
         going = gone_on(model, wanted, going, jnp.int32(upto))
-        yield going, so_far(going, upto - first, first)
-        if int(going.steps) < upto or (upto < count and not _go_on(wanted, going.last).any()):
+        is_over = upto == count or bool(np.isin(going.last, wanted.ends).all())
+        yield going, so_far(going, upto - first, first), is_over
+        if is_over:
             return
 
 
@@ -129,45 +129,45 @@ def so_far(going: Going, n: int, first: int = 0) -> Int[Array, "B n"]:
 
 
 @partial(jax.jit, static_argnames="n")
-def _part(out: jax.Array, last: jax.Array, count: jax.Array, first: jax.Array, n: int) -> jax.Array:
+@broadcasting
+def _part(out: jax.Array, last: jax.Array, steps: jax.Array, first: jax.Array, n: int) -> jax.Array:
     places = first + jnp.arange(n, dtype=jnp.int32)
     tokens = jax.lax.dynamic_slice_in_dim(out, first, n, axis=1)
-    return jnp.where(places < count, tokens, last[:, None])
+    return jnp.where(places < steps, tokens, last[:, None])
 
 
 # Without graph updates, so that flax does not return and replace every parameter.
-@nnx.jit(static_argnames=("length", "room"), graph_updates=False)
+@nnx.jit(static_argnames=("length",), donate_argnames=("caches",), graph_updates=False)
+@broadcasting
 def begun(
     model: "Model",
     wanted: Wanted,
     prompt: Prompt,
-    caches: Caches | None = None,
-    seen: Bool[AnyArray, "B V"] | None = None,
+    caches: Caches | None,
+    seen: Bool[AnyArray, "B V"] | None,
     *,
-    length: int = 0,
-    room: int,
+    length: int,
 ) -> Going:
     """Read a prompt and choose the first token.
 
-    caches, seen: of what was read before; without caches there is room for `length` tokens. room:
-    for the tokens that will be generated.
+    caches, seen: of what was read before, None if it was nothing; the caches are given up. length:
+    the most tokens that a row will have.
     """
     B, T = prompt.tokens.shape
     if caches is None:
         caches = model.empty_cache(B, length)
     if wanted.sampling.repetition_penalty is not None:
         is_real_BT = jnp.arange(T) < prompt.lengths[:, None]
-        seen = jnp.zeros((B, model.embedding.vocab_size), bool) if seen is None else seen
-        seen = jax.vmap(lambda row, token, real: row.at[token].max(real))(
-            seen, jnp.asarray(prompt.tokens), is_real_BT
-        )
+        words = jnp.arange(model.embedding.vocab_size)
+        # Not a scatter, which would have to know how a mesh shards the rows.
+        new_BV = ((prompt.tokens[..., None] == words) & is_real_BT[..., None]).any(axis=1)
+        seen = new_BV if seen is None else seen | new_BV
     out = model(prompt.tokens, prompt.lengths, cache=caches)
     assert out.cache is not None
     # XLA does not compute the logits of other tokens, which are not used.
     logits_BV = model.next_logits(out.hidden, prompt.lengths)
     last = _chosen(wanted, logits_BV, seen, 0)
-    places = jnp.arange(room, dtype=jnp.int32)
-    first = jnp.where(places == 0, last[:, None], 0)
+    first = jnp.where(jnp.arange(length) == 0, last[:, None], 0)
     return Going(out.cache, last, jnp.int32(1), first, _with(seen, last))
 
 
@@ -177,6 +177,7 @@ def gone_on(model: "Model", wanted: Wanted, going: Going, until: jax.Array) -> G
 
 
 @nnx.jit(donate_argnames=("caches",), graph_updates=False)
+@broadcasting
 def _gone_on(
     model: "Model", wanted: Wanted, caches: Caches, going: Going, until: jax.Array
 ) -> Going:

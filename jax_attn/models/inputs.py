@@ -215,6 +215,10 @@ def position_rows(
     if positions is not None:
         return jnp.atleast_2d(jnp.asarray(positions)) + traits.offset
     T = tokens.shape[1]
+    if filled_B is not None and lengths is not None:
+        # Padding may lie behind the table's end, and NaN there would reach the tokens.
+        rows = position_rows(traits, tokens, None, None, None, segments, filled_B)
+        return jnp.where(jnp.arange(T) < jnp.asarray(lengths)[:, None], rows, 0)
     before = 0 if filled_B is None else filled_B[:, None]
     if traits.counts == "places":
         return places(T, segments) + before + traits.offset

@@ -21,7 +21,7 @@ from jax_attn.families.config import Reading, reading
 from jax_attn.families.family import other_layers, prefixed
 from jax_attn.families.traits import ModelTraits
 from jax_attn.families.whole import architecture
-from jax_attn.models.defaults import Defaults
+from jax_attn.models import defaults
 from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
 from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
 from jax_attn.transfer import load as load_tensors
@@ -93,7 +93,7 @@ def load(
         text = "expected a config.json in the folder of the tensors, got none"
         absent = "expected a folder or a file, which does not exist; nothing is downloaded"
         raise _error([Problem("file", str(path), text if is_there else absent)])
-    family, generation = model_family(config), read_config(path, (port_folder.GENERATION,))
+    family = model_family(config)
     is_flax = port_folder.side_of(path) == "flax"
     if is_flax and (part is not None or strip):
         text = "expected neither part= nor strip= for the Flax side of a port, got one of them"
@@ -128,8 +128,8 @@ def load(
             raise _error(unplaced)
         _place(model, sharding)
         load_tensors(model, _Cast(tensors, param_dtype), layout)
-    model.origin = Origin(json.dumps(config), keys, json.dumps(generation))
-    model.generation = Defaults.of(config, generation)
+    model.generation, file = defaults.read(path, config)
+    model.origin = Origin(json.dumps(config), keys, json.dumps(file))
     model.eval()
     return model
 
@@ -153,7 +153,8 @@ def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: n
     family = model_family(config)
     traits = family.model_traits(config)
     model = Model(traits, _heads_of_class(family, traits, config), param_dtype=dtype, rngs=rngs)
-    model.origin, model.generation = Origin(json.dumps(config)), Defaults.of(config, None)
+    model.origin = Origin(json.dumps(config))
+    model.generation = defaults.Defaults.of(config, None)
     return model
 
 
@@ -189,10 +190,10 @@ def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torc
     if (kind := family.model_type(config)) is not None:
         config["model_type"] = kind  # transformers' Auto classes need it
     record = {"to": to, "family": family.name, "passed_over": {}, "keys": list(keys)}
+    held = {"config.json": config, port_folder.GENERATION: json.loads(origin.generation)}
+    texts = {k: f"{json.dumps(x, indent=2)}\n".encode() for k, x in held.items() if x is not None}
     with staging.staged(path) as folder:
-        texts = {"config.json": config, port_folder.GENERATION: json.loads(origin.generation)}
-        configs = {n: f"{json.dumps(c, indent=2)}\n".encode() for n, c in texts.items() if c}
-        port_folder.write_all(folder, tensors, configs, record)
+        port_folder.write_all(folder, tensors, texts, record)
 
 
 def _dtype(carried: Iterable[Spec], dtype: DTypeLike | None) -> str:
@@ -220,11 +221,9 @@ def _heads(
         if parts:
             last = [p for p in (f"{head}.kernel", f"{head}.out.kernel") if p in parts]
             heads[head] = parts[last[0]][-1] if last else 0
-    vocabulary = traits.lm_head
-    speaks = named.endswith(_LANGUAGE)
     # A tied head without a bias has no tensor of its own in the file.
-    has_none = vocabulary.is_tied and not vocabulary.use_bias
-    if speaks or "lm_head" in heads or (has_none and not named):
+    has_none = traits.lm_head.is_tied and not traits.lm_head.use_bias
+    if named.endswith(_LANGUAGE) or "lm_head" in heads or (has_none and not named):
         heads["lm_head"] = traits.embedding.vocab_size
     return heads
 

@@ -20,7 +20,7 @@ from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.families.traits import ClassifierTraits, ModelTraits, NormTraits
 from jax_attn.models import generate as generation
 from jax_attn.models import inputs, packing
-from jax_attn.models.asked import How
+from jax_attn.models.asked import How, Rows
 from jax_attn.models.block import Block, Stack, dense
 from jax_attn.models.defaults import Defaults
 from jax_attn.models.heads import Classifier, VocabularyHead
@@ -241,8 +241,8 @@ class Model(nnx.Module):
         """Return the tokens that follow each row, generated one by one through a cache.
 
         One program reads the prompt, and one goes on. They are compiled again for another number of
-        rows, another bucket of prompts or texts (16, 24, 32, 48, 64, … tokens), a number that was
-        None, or another `eos_token_id` or `choose`.
+        rows, another bucket (16, 24, 32, 48, … tokens) of the prompt or of the whole text, a number
+        that was None, or another `eos_token_id` or `choose`.
 
         Args:
           tokens: (B, T) integers below the size of the vocabulary.
@@ -260,8 +260,8 @@ class Model(nnx.Module):
           ArgumentError: lists every problem with the arguments; also for a model that has no cache,
             see `empty_cache`, or another head than a language model's.
         """
-        given = tokens, lengths, attention_mask, max_new_tokens
-        going, wanted = generation.started(self, *given, how)
+        rows = Rows(tokens, lengths, attention_mask)
+        going, wanted = generation.started(self, rows, max_new_tokens, how, "Model.generate")
         return generation.all_at_once(self, wanted, going, int(max_new_tokens))
 
     @broadcasting
@@ -276,10 +276,10 @@ class Model(nnx.Module):
         **how: Unpack[How],
     ) -> Iterator[Int[Array, "B n"]]:
         """Return an iterator of the tokens of `generate`, `every` at a time, until all rows end."""
-        given = tokens, lengths, attention_mask, max_new_tokens
-        going, wanted = generation.started(self, *given, how, every)
+        rows, where = Rows(tokens, lengths, attention_mask), "Model.stream"
+        going, wanted = generation.started(self, rows, max_new_tokens, how, where, every)
         pieces = generation.streamed(self, wanted, going, int(max_new_tokens), int(every))
-        return (tokens for _, tokens in pieces)
+        return (piece for _, piece, _ in pieces)
 
     @property
     def is_language_model(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_attn.attention import checks
@@ -40,14 +41,25 @@ def problems(sampling: Sampling) -> list[str]:
         x = getattr(sampling, name)
         if x is None or isinstance(x, jax.core.Tracer):
             continue
-        if not (checks.is_real(x) and is_right(x)):
+        if not (checks.is_real(x) and is_right(np.float32(x))):  # as the program has it
             found.append(f"{name}: expected {expected}, got {checks.summary(x)}")
-    if sampling.top_k is not None:
+    if sampling.top_k is not None and not isinstance(sampling.top_k, jax.core.Tracer):
         found += checks.count_problems(top_k=sampling.top_k)
     if sampling.temperature is None:
         idle = [name for name in ("top_k", "top_p", "min_p") if getattr(sampling, name) is not None]
         found += [f"{name}: expected a temperature beside it, got none" for name in idle]
     return found
+
+
+def settled(sampling: Sampling, vocab_size: int) -> Sampling:
+    """Return the same numbers, of which nothing is wrong, each in the one type that is compiled."""
+
+    def number(name: str, x: Any) -> Any:
+        if x is None or isinstance(x, jax.core.Tracer):
+            return x
+        return min(int(x), vocab_size) if name == "top_k" else float(x)
+
+    return Sampling(*map(number, Sampling._fields, sampling))
 
 
 def changed(
@@ -56,7 +68,8 @@ def changed(
     """Return the logits, at least in float32, from which a token is drawn; −∞ for what cannot be.
 
     seen_BV: the tokens that a row has already, which the penalty for repetition needs. Tokens of
-    equal logits are kept or left out together.
+    equal logits are kept or left out together. If there is a temperature, the largest logit of a
+    row becomes 0, so that none overflows however low the temperature is.
     """
     x_BV = logits_BV.astype(jnp.promote_types(logits_BV.dtype, jnp.float32))
     if (penalty := sampling.repetition_penalty) is not None:
@@ -64,13 +77,15 @@ def changed(
         x_BV = jnp.where(seen_BV, jnp.where(x_BV < 0, x_BV * penalty, x_BV / penalty), x_BV)
     if sampling.temperature is None:
         return x_BV
-    x_BV = x_BV / sampling.temperature
+    x_BV = (x_BV - x_BV.max(axis=-1, keepdims=True)) / sampling.temperature
     if sampling.top_k is not None:
         x_BV = _without(x_BV, _least(x_BV, jnp.ones_like(x_BV), sampling.top_k))
     if sampling.top_p is not None:
-        x_BV = _without(x_BV, _least(x_BV, jax.nn.softmax(x_BV, axis=-1), sampling.top_p))
+        least_B1 = _least(x_BV, jax.nn.softmax(x_BV, axis=-1), sampling.top_p)
+        # Rounded, the larger ones of a tiny probability may weigh 1.
+        x_BV = _without(x_BV, jnp.where(sampling.top_p < 1, least_B1, -jnp.inf))
     if sampling.min_p is not None:
-        x_BV = _without(x_BV, x_BV.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p))
+        x_BV = _without(x_BV, jnp.log(sampling.min_p))
     return x_BV
 
 
@@ -110,6 +125,7 @@ def _least(x_BV: jax.Array, weight_BV: jax.Array, bound: Any) -> jax.Array:
 
     ends = rank_BV.min(axis=-1, keepdims=True), rank_BV.max(axis=-1, keepdims=True)
     low_B1, _ = jax.lax.fori_loop(0, bits, halved, ends)
+    low_B1 = jnp.minimum(low_B1, ends[1])  # of rows whose bound is too small for any
     return jax.lax.bitcast_convert_type(_in_order(low_B1), x_BV.dtype)
 
 

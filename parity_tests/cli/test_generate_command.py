@@ -1,10 +1,11 @@
 """`jax-attn generate`: the tokens of `Model.generate`, as text, and turns that go on."""
 
-import json
+import shutil
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import PreTrainedTokenizerFast
@@ -60,8 +61,8 @@ def text(numbers):
 def test_a_prompt_is_continued(run, folder):
     result = run("5 7 11")
     assert result.stdout == f"5 7 11 {text(following(folder, [5, 7, 11]))}\n"
-    assert "3 tokens read" in result.stderr
-    assert "tokens a second" in result.stderr
+    assert f"{NEW} tokens, the first 4 in" in result.stderr
+    assert "a second" in result.stderr
 
 
 def test_lines_of_stdin_are_texts_of_their_own(run, folder):
@@ -83,14 +84,31 @@ def test_a_seed_draws_and_decides(run):
 REFUSED = {
     "a temperature below 0": (("5", "--temperature", "-1"), "temperature: expected a number above"),
     "top_p alone": (("5", "--top-p", ".5"), "top_p: expected a temperature beside it"),
-    "a text that is too long": (("5 7 9", "--length", "4"), "max_new_tokens: expected at most 2"),
+    "no room for what follows": (("5 7 9", "--length", "4"), "max_new_tokens: expected at most 2"),
+    "a text that is too long": (("5 7 9", "--length", "2"), "tokens: expected at most 2 in a row"),
+    "an empty text": (("",), "PROMPT: expected a text of at least one token, got ''"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_options_are_refused_by_name(name, run):
     options, says = REFUSED[name]
-    assert says in run(*options, status=Exit.USAGE).stderr
+    result = run(*options, status=Exit.USAGE)
+    assert says in result.stderr
+    assert result.stdout == ""
+
+
+def test_bytes_that_are_no_text_are_replaced(run):
+    assert run(given=b"5 \xff 7\n").stdout.startswith("5 0 7 ")
+
+
+def test_logits_that_are_no_numbers_are_told(run, folder, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], np.nan)
+    save_file(tensors, broken / "model.safetensors", {"format": "pt"})
+    assert "logits are NaN" in run("5 7", of=broken, status=Exit.USAGE).stderr
 
 
 def test_a_folder_without_a_tokenizer_or_template_is_refused(run, folder, tmp_path):
@@ -99,10 +117,11 @@ def test_a_folder_without_a_tokenizer_or_template_is_refused(run, folder, tmp_pa
     assert "expected a tokenizer" in run("5", of=bare, status=Exit.USAGE).stderr
     for file in folder.glob("*.json"):
         (bare / file.name).write_text(file.read_text())
-    config = json.loads((bare / "tokenizer_config.json").read_text())
-    config.pop("chat_template", None)
-    (bare / "tokenizer_config.json").write_text(json.dumps(config))
     assert "chat template" in run("5", "--chat", of=bare, status=Exit.USAGE).stderr
+    (bare / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
+    assert "no system" in run("5", "--chat", of=bare, status=Exit.USAGE).stderr
+    (bare / "tokenizer.json").write_text("{}")
+    assert "expected a tokenizer" in run("5", of=bare, status=Exit.USAGE).stderr
 
 
 def test_a_port_carries_the_file_of_defaults(folder, tmp_path):

@@ -56,8 +56,12 @@ def test_padding_in_front_changes_no_token(pair):
     )
     given = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False, "max_new_tokens": NEW}
     given["attention_mask"] = torch.tensor(mask)
-    found = theirs.generate(torch.tensor(tokens, dtype=torch.int64), **given)
-    assert found[:, tokens.shape[1] :].tolist() == wanted
+    for penalty in (1.0, 2.0):
+        how = {"eos_token_id": (), "repetition_penalty": penalty}
+        wanted = model.generate(tokens, None, NEW, attention_mask=mask, **how).tolist()
+        given["repetition_penalty"] = penalty
+        found = theirs.generate(torch.tensor(tokens, dtype=torch.int64), **given)
+        assert found[:, tokens.shape[1] :].tolist() == wanted
 
 
 @pytest.mark.parametrize("every", [1, 3, 9])
@@ -83,7 +87,7 @@ def test_a_stream_ends_with_its_rows(model):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def reads(monkeypatch):
     """The lengths of every prompt that is read."""
     lengths, begun = [], generate.begun
     monkeypatch.setattr(
@@ -97,78 +101,103 @@ def asked(monkeypatch):
     return lengths
 
 
-def turn(chat, rows, asked, **how):
+def turn(chat, rows, reads, count=NEW, **how):
     """What a chat says, after a look at what it should."""
     tokens, lengths, _ = padded(rows)
     how = {"eos_token_id": ()} | how
-    found = np.asarray(chat.generate(tokens, lengths, NEW, **how))
-    read = asked.pop()
-    wanted = chat.model.generate(tokens, lengths, NEW, **how)
+    found = np.asarray(chat.generate(tokens, lengths, count, **how))
+    read = reads.pop()
+    wanted = chat.model.generate(tokens, lengths, count, **how)
     assert (found == np.asarray(wanted)).all()
-    asked.pop()
+    reads.pop()
     return found, read
 
 
-def test_a_turn_reads_what_is_new(model, asked):
+def test_a_turn_reads_what_is_new(model, reads):
     """It is the last token of the turn before, which nothing read, and all that follows."""
     chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :5], TEXT[1, :3]]
-    said, read = turn(chat, rows, asked)
+    said, read = turn(chat, rows, reads)
     assert read == [5, 3]
     assert [len(row) for row in chat.read] == [8, 6]
     rows = [np.concatenate([*pair, [7] * n]) for *pair, n in zip(rows, said, (2, 4), strict=True)]
-    _, read = turn(chat, rows, asked)
+    _, read = turn(chat, rows, reads)
     assert read == [3, 5]
     numbers = {"temperature": 0.8, "repetition_penalty": 1.5, "key": jax.random.key(0)}
-    _, read = turn(chat, rows, asked, **numbers)
+    _, read = turn(chat, rows, reads, **numbers)
     assert read == [1, 1]
 
 
-def test_a_row_that_has_ended_goes_on_from_its_end(model, asked):
+def test_a_row_that_has_ended_goes_on_from_its_end(model, reads):
     chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :5], TEXT[1, :3]]
-    said, _ = turn(models.Chat(model, B, ROOM), rows, asked)
+    said, _ = turn(models.Chat(model, B, ROOM), rows, reads)
     end = int(said[0, 1])
-    said, _ = turn(chat, rows, asked, eos_token_id=end)
+    said, _ = turn(chat, rows, reads, eos_token_id=end)
     count = 1 + said[0].tolist().index(end)
     read = chat.read[0][len(rows[0]) :].tolist()
     assert count <= len(read)
     assert read == said[0, : len(read)].tolist()
     texts = [np.append(rows[0], said[0, :count]), np.append(rows[1], said[1])]
-    _, read = turn(chat, [np.append(text, 9) for text in texts], asked)
+    _, read = turn(chat, [np.append(text, 9) for text in texts], reads)
     assert read[0] == 1
 
 
-def test_texts_that_part_are_read_from_there(model, asked):
+def test_texts_that_part_are_read_from_there(model, reads):
     chat, other = models.Chat(model, B, ROOM), TEXT.copy()
     other[0, 6] += 1
-    turn(chat, [TEXT[0, :11], TEXT[1, :3]], asked)
-    _, read = turn(chat, [other[0, :9], TEXT[1, :3]], asked)
+    turn(chat, [TEXT[0, :11], TEXT[1, :3]], reads)
+    _, read = turn(chat, [other[0, :9], TEXT[1, :3]], reads)
     assert read == [3, 1]
 
 
 @pytest.mark.slow
-def test_a_ring_goes_on_or_begins_again(tmp_path, asked):
+def test_a_ring_goes_on_or_begins_again(tmp_path, reads):
     with jax.enable_x64(True):
         made("mistral").double().save_pretrained(tmp_path)
         model = models.load(tmp_path)
         chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :11], TEXT[1, :3]]
-        said, _ = turn(chat, rows, asked)
+        said, _ = turn(chat, rows, reads)
         rows = [np.append(*pair) for pair in zip(rows, said, strict=True)]
         rows[1] = TEXT[1, :5]
-        _, read = turn(chat, rows, asked)
+        _, read = turn(chat, rows, reads)
         assert read == [1, 5]
 
 
-def test_a_stream_that_is_left_keeps_what_was_asked_for(model, asked):
+def test_a_stream_that_is_left_keeps_what_was_asked_for(model, reads):
     chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :5], TEXT[1, :5]]
     stream = chat.stream(np.stack(rows), None, 9, every=2, eos_token_id=())
     said = np.concatenate([next(stream), next(stream)], axis=1)
     stream.close()
-    asked.clear()
-    _, read = turn(chat, [np.append(*pair) for pair in zip(rows, said, strict=True)], asked)
+    reads.clear()
+    _, read = turn(chat, [np.append(*pair) for pair in zip(rows, said, strict=True)], reads)
     assert read == [1, 1]
 
 
-def test_a_turn_that_fails_leaves_an_empty_cache(model, asked, monkeypatch):
+def test_a_stream_whose_rows_end_keeps_the_cache(model, reads):
+    chat, text = models.Chat(model, B, ROOM), TEXT[:, :5]
+    whole = np.asarray(model.generate(text, None, 9, eos_token_id=()))
+    ends = (int(whole[0, 2]), int(whole[1, 1]))
+    pieces = [*chat.stream(text, None, 9, every=2, eos_token_id=ends)]
+    assert len(pieces) < 5
+    said = np.concatenate(pieces, axis=1)
+    reads.clear()
+    counts = 1 + np.isin(said, ends).argmax(axis=1)
+    rows = [np.append(row, new[:n]) for row, new, n in zip(text, said, counts, strict=True)]
+    _, read = turn(chat, rows, reads)
+    assert read == [1, 1]
+
+
+def test_rows_of_which_one_is_new_reach_the_end_of_the_table(tmp_path, reads):
+    """Padding behind the row that is nearly full lies behind the table of 23 positions."""
+    with jax.enable_x64(True):
+        made("gpt2").double().save_pretrained(tmp_path)
+        chat = models.Chat(models.load(tmp_path), B, 23)
+        tokens, lengths, _ = padded([TEXT[0, :18], TEXT[1, :3]])
+        chat.generate(tokens, lengths, 1, eos_token_id=())
+        _, read = turn(chat, [TEXT[0, :20], TEXT[1, 4:23]], reads, count=2)
+        assert read == [2, 19]
+
+
+def test_a_turn_that_fails_leaves_an_empty_cache(model, reads, monkeypatch):
     """Its last step was given the cache, and may have written to it."""
     chat = models.Chat(model, B, ROOM)
     stream = chat.stream(TEXT[:, :5], None, 9, every=2, eos_token_id=())
@@ -177,8 +206,8 @@ def test_a_turn_that_fails_leaves_an_empty_cache(model, asked, monkeypatch):
         patched.setattr(generate, "gone_on", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             next(stream)
-    asked.clear()
-    _, read = turn(chat, [TEXT[0, :5], TEXT[1, :5]], asked)
+    reads.clear()
+    _, read = turn(chat, [TEXT[0, :5], TEXT[1, :5]], reads)
     assert read == [5, 5]
 
 
@@ -187,6 +216,14 @@ REFUSED = {
     "more than fits": (
         (TEXT[:, :17], None, 3),
         "max_new_tokens: expected at most 1 after 17 tokens, got 3",
+    ),
+    "a text that does not fit": (
+        (TEXT[:, :19], None, 3),
+        "tokens: expected at most 17 in a row, got 19",
+    ),
+    "all at once": (
+        (TEXT[:1, :5], None, 0),
+        "(?s)max_new_tokens: expected an int ≥ 1, got int 0.*tokens: expected 2 rows, got 1",
     ),
     "no text": ((TEXT[:, :0], None, NEW), "tokens: expected"),
     "a mask with gaps": (
@@ -209,3 +246,19 @@ def test_every_of_0_is_refused_before_anything_is_asked_for(model):
         model.stream(TEXT, None, NEW, every=0)
     with pytest.raises(ArgumentError, match="batch: expected an int ≥ 1"):
         models.Chat(model, 0)
+
+
+def test_what_is_unknown_under_jit_is_refused_by_name(model):
+    known = "tokens: expected known values"
+    with pytest.raises(ArgumentError, match=f"Model.stream: {known}"):
+        jax.jit(lambda tokens: [*model.stream(tokens, None, NEW)])(TEXT[:, :5])
+    with pytest.raises(ArgumentError, match=f"Chat.generate: {known}"):
+        jax.jit(lambda tokens: models.Chat(model, B, ROOM).generate(tokens, None, NEW))(TEXT[:, :5])
+    with pytest.raises(ArgumentError, match="eos_token_id: expected a token of 0 to 40"):
+        jax.jit(lambda end: model.generate(TEXT[:, :5], None, NEW, eos_token_id=end))(3)
+    key = jax.random.key(0)
+    draw = jax.jit(
+        lambda k: model.generate(TEXT[:, :5], None, NEW, temperature=1.0, top_k=k, key=key)
+    )
+    wanted = model.generate(TEXT[:, :5], None, NEW, temperature=1.0, top_k=3, key=key)
+    assert (draw(3) == wanted).all()

@@ -17,7 +17,7 @@ from jax_attn import models
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.bench.pair.checkpoint import cache_name
 from jax_attn.models import generate
-from jax_attn.models.asked import Wanted
+from jax_attn.models.asked import Rows, Wanted
 from jax_attn.models.sampling import Sampling
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -190,9 +190,9 @@ def test_in_the_caller_s_own_transforms(llama):
 
 
 def test_only_the_last_logits_are_computed(llama):
-    prompt = generate.prompt_of(TOKENS, LENGTHS)
-    wanted = Wanted(Sampling(), None, (), None)
-    program = generate.begun.lower(llama.ours, wanted, prompt, length=32, room=16).compile()
+    prompt = generate.prompt_of(Rows(TOKENS, LENGTHS, None))
+    given = Wanted(Sampling(), None, (), None), prompt, None, None
+    program = generate.begun.lower(llama.ours, *given, length=32).compile()
     assert f"[{B},{prompt.tokens.shape[1]},{V}]" not in program.as_text()
 
 
@@ -204,11 +204,13 @@ def test_on_a_mesh(kind, llama):
     cut = {f"{name}_proj": columns for name in "qkv"} | {"out_proj": rows}
     sharding = {f"layers.{{layer}}.attention.{name}.kernel": at for name, at in cut.items()}
     tokens, lengths = np.concatenate([TOKENS, TOKENS[:1]]), np.append(LENGTHS, 5)
-    wanted = llama.ours.generate(tokens, lengths, NEW, eos_token_id=5)
+    how = {"temperature": 1.1, "top_k": 9, "top_p": 0.9, "repetition_penalty": 1.3}
+    how |= {"eos_token_id": 5, "key": jax.random.key(0)}
+    wanted = llama.ours.generate(tokens, lengths, NEW, **how)
     with jax.set_mesh(on):
         model = models.load(llama.folder, sharding=sharding)
         placed = [jax.device_put(x, NamedSharding(on, P("rows"))) for x in (tokens, lengths)]
-        found = model.generate(*placed, NEW, eos_token_id=5)
+        found = model.generate(*placed, NEW, **how)
     assert (np.asarray(found) == np.asarray(wanted)).all()
 
 

@@ -197,6 +197,14 @@ def test_rows_of_which_one_is_new_reach_the_end_of_the_table(tmp_path, reads):
         assert read == [2, 19]
 
 
+def test_streams_run_where_ranks_may_not_be_promoted(model):
+    """They do so after the call that made them, which allows it, has returned."""
+    with jax.numpy_rank_promotion("raise"):
+        for maker in (model, models.Chat(model, B, ROOM)):
+            stream = maker.stream(TEXT[:, :5], None, 5, every=2, repetition_penalty=1.1)
+            assert sum(piece.shape[1] for piece in stream) <= 5
+
+
 def test_a_turn_that_fails_leaves_an_empty_cache(model, reads, monkeypatch):
     """Its last step was given the cache, and may have written to it."""
     chat = models.Chat(model, B, ROOM)

@@ -94,6 +94,12 @@ def logits(kind, heads="CausalLM"):
     return run
 
 
+def drawn():
+    how = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2}
+    how |= {"eos_token_id": 2, "key": jax.random.key(0)}
+    return model("llama", "CausalLM").generate(TOKENS, LENGTHS, 3, **how)
+
+
 # name -> a function without arguments
 CALLS = {
     "dense": attended(PADDED, bias=BIAS, softcap=3.0, implementation="dense"),
@@ -115,6 +121,7 @@ CALLS = {
     "bloom": logits("bloom"),
     "roberta": logits("roberta", "MaskedLM"),
     "generate": lambda: model("llama", "CausalLM").generate(TOKENS, LENGTHS, 3, eos_token_id=2),
+    "draw": drawn,
 }
 
 

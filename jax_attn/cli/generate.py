@@ -82,7 +82,7 @@ def command(
     tokenizer = _tokenizer(checkpoint, chat)
     try:
         model = models.load(checkpoint)
-        talk = models.Chat(model, length=min(length, model.most_tokens or length))
+        talk = models.Chat(model, length=length)
         messages: list[dict[str, str]] = []
         for n, turn in enumerate(_turns(prompt)):
             messages.append({"role": "user", "content": turn})

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +11,9 @@ from jaxtyping import Array, Int
 from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.models import asked, generate
-from jax_attn.models.asked import Rows
+from jax_attn.models.asked import How, Rows
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from jax_attn.models.asked import How
     from jax_attn.models.model import Model
 
 
@@ -30,7 +27,7 @@ class Chat:
     Args:
       model: a causal language model.
       batch: the number of rows.
-      length: the most tokens that a row may have.
+      length: the most tokens that a row may have, if the model's table of positions has as many.
 
     Raises ArgumentError for a model that has no cache.
     """
@@ -38,7 +35,8 @@ class Chat:
     def __init__(self, model: "Model", batch: int = 1, length: int = 4096):
         problems = checks.count_problems(batch=batch, length=length) + asked.model_problems(model)
         checks.raise_all("Chat", problems)
-        self.model, self.batch, self.length = model, batch, length
+        self.model, self.batch = model, batch
+        self.length = min(length, model.most_tokens or length)
         self._forget()
 
     def _forget(self) -> None:
@@ -60,7 +58,7 @@ class Chat:
         max_new_tokens: int,
         *,
         attention_mask: Int[AnyArray, "B T"] | None = None,
-        **how: "Unpack[How]",
+        **how: Unpack[How],
     ) -> Int[Array, "B max_new_tokens"]:
         """Return the tokens that follow the whole text, as `Model.generate` does."""
         rows = Rows(tokens, lengths, attention_mask)
@@ -75,7 +73,7 @@ class Chat:
         *,
         every: int = 4,
         attention_mask: Int[AnyArray, "B T"] | None = None,
-        **how: "Unpack[How]",
+        **how: Unpack[How],
     ) -> Iterator[Int[Array, "B n"]]:
         """Return the same tokens as they come, as `Model.stream` does.
 
@@ -84,9 +82,7 @@ class Chat:
         rows = Rows(tokens, lengths, attention_mask)
         return self._pieces(rows, max_new_tokens, how, "Chat.stream", every)
 
-    def _pieces(
-        self, rows: Rows, count: int, how: "How", where: str, every: int
-    ) -> Iterator[Array]:
+    def _pieces(self, rows: Rows, count: int, how: How, where: str, every: int) -> Iterator[Array]:
         model, wanted = self.model, asked.merged(self.model, how)
         problems = asked.unknown_problems(rows, "because a chat keeps them")
         problems += asked.problems(model, rows, count, how, wanted, every, room=self.length)

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="The most tokens to generate, in each turn.",
+    help="The most tokens to generate in each turn, if there is room for as many.",
 )
 @click.option(
     "--length",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 2**20),
     default=2048,
     show_default=True,
-    help="The most tokens of a text, or of a whole conversation.",
+    help="The most tokens of a text, or of a whole conversation, if the model takes as many.",
 )
 @click.option("--temperature", type=float, help="Divide the logits; 0 takes the likeliest token.")
 @click.option("--top-k", type=click.IntRange(1), help="Draw from the k likeliest tokens.")
@@ -58,13 +58,13 @@ def command(
 ) -> None:
     """Continue PROMPT with the model of a checkpoint, by the tokenizer in its folder.
 
-    CKPT is a folder as transformers writes it. Without PROMPT the lines of stdin are read, each a
-    text of its own, or a turn of one conversation with --chat, of which only what is new is
-    computed. The text goes to stdout as it comes, and how fast it came to stderr.
+    CKPT is a folder as transformers writes it. Without PROMPT the lines of stdin are read that are
+    not blank, each a text of its own, or a turn of one conversation with --chat, of which only what
+    is new is computed. The text goes to stdout as it comes, and how fast it came to stderr.
 
-    What the options leave open is as generation_config.json says; if that says nothing, the
-    likeliest token is taken. Compiled programs are kept in JAX_COMPILATION_CACHE_DIR, which is
-    ~/.cache/jax-attn/programs unless you set it.
+    How tokens are chosen is as generation_config.json says, unless an option says otherwise; if
+    neither does, the likeliest is taken. Compiled programs are kept in JAX_COMPILATION_CACHE_DIR,
+    which is ~/.cache/jax-attn/programs unless you set it.
 
     Exit status: 2 if the checkpoint, its tokenizer, a text or an option cannot be used; 3 if
     transformers, which has the tokenizers, is not installed.
@@ -88,12 +88,15 @@ def command(
             messages.append({"role": "user", "content": turn})
             ids = _ids(tokenizer, turn, messages if chat else None)
             how = {**numbers, "key": jax.random.fold_in(jax.random.key(seed), n)}
-            said = _answer(talk, tokenizer, ids, chat, max_new_tokens, how)
+            room = talk.length + 1 - len(ids)  # the last token is not read
+            if room < 1:
+                raise WrongInput(f"expected at most {talk.length} tokens, got {len(ids)}")
+            said = _answer(talk, tokenizer, ids, chat, min(max_new_tokens, room), how)
             messages.append({"role": "assistant", "content": said})
     except TransferError as error:
         refuse(error)
     except (ArgumentError, OSError) as error:
-        raise WrongInput(str(error)) from error
+        raise WrongInput(str(error).removeprefix("Chat.stream: ")) from error
 
 
 _EVERY = 4
@@ -156,6 +159,8 @@ def _tokenizer(checkpoint: Path, chat: bool) -> Any:
     except Exception as error:  # tokenizers raises nothing more special
         text = f"{folder}: expected a tokenizer that transformers reads: {_first_line(error)}"
         raise WrongInput(text) from error
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of no file
+        raise WrongInput(f"{folder}: expected a tokenizer, got none with other than special tokens")
     if chat and tokenizer.chat_template is None:
         raise WrongInput(f"{folder}: expected a tokenizer with a chat template for --chat")
     return tokenizer

@@ -58,7 +58,8 @@ class How(TypedDict, total=False):
       eos_token_id: a token, or several, that ends a row; () for none. It is repeated in the rest
         of the row; once all rows have ended, computation stops.
       choose: in place of the numbers, a function of logits (B, V) and a key that returns each
-        row's next token, (B,). It is traced, so it must be a pure function.
+        row's next token, (B,). It is traced, so it must be a pure function. After a token outside
+        the vocabulary, a row has -1 alone.
       key: a jax.random key, of which each step gets its own.
     """
 
@@ -181,7 +182,8 @@ def _choice_problems(model: "Model", how: How, wanted: Wanted) -> list[str]:
         draws, given = numbers.temperature is not None, {k for k, x in how.items() if x is not None}
         for name, why in defaults.refused:
             if name not in given and (draws or name not in OF_DRAWS):
-                way = f"give {name}=" if name in How.__annotations__ else "set another Defaults"
+                way = "take it out of the file, or set model.generation = models.Defaults()"
+                way = f"give {name}=" if name in How.__annotations__ else way
                 found.append(f"model.generation: {name}: {why}; {way}")
         if draws and wanted.key is None:
             found.append("key: expected one jax.random.key(...) to draw by, got None")

@@ -36,7 +36,7 @@ class Chat:
         problems = checks.count_problems(batch=batch, length=length) + asked.model_problems(model)
         checks.raise_all("Chat", problems)
         self.model, self.batch = model, batch
-        self.length = min(length, model.most_tokens or length)
+        self.length, self._turn = min(length, model.most_tokens or length), 0
         self._forget()
 
     def _forget(self) -> None:
@@ -77,7 +77,8 @@ class Chat:
     ) -> Iterator[Int[Array, "B n"]]:
         """Return the same tokens as they come, as `Model.stream` does.
 
-        Until the next turn, what was not asked for is not generated, and not part of the text.
+        What is not asked for is not generated. The next turn ends this one, which then raises an
+        ArgumentError if it is asked for more.
         """
         rows = Rows(tokens, lengths, attention_mask)
         return self._pieces(rows, max_new_tokens, how, "Chat.stream", every)
@@ -114,6 +115,7 @@ class Chat:
         # An array for each, because an array is given up once.
         caches = tuple(replace(cache, filled=jnp.array(kept, jnp.int32)) for cache in caches)
         self._forget()  # each step is given the caches, and may fail
+        self._turn = turn = self._turn + 1
         going = generate.begun(model, wanted, prompt, caches, seen, length=self.length)
         written: list[np.ndarray] = []
         for now, piece, is_over in generate.streamed(model, wanted, going, count, every):
@@ -123,6 +125,9 @@ class Chat:
             self._caches = now.caches
             self._read = [np.concatenate(both)[:n] for both, n in zip(whole, counts, strict=True)]
             yield piece
+            if self._turn != turn:
+                why = "expected one turn after the other, but the next took this one's cache"
+                checks.raise_all("Chat.stream", [why])
             if not is_over:
                 self._forget()
 

@@ -65,6 +65,11 @@ def test_a_prompt_is_continued(run, folder):
     assert "a second" in result.stderr
 
 
+def test_no_more_is_generated_than_there_is_room_for(run, folder):
+    wanted = following(folder, [5, 7, 11])[:2]
+    assert run("5 7 11", "--length", "4").stdout == f"5 7 11 {text(wanted)}\n"
+
+
 def test_lines_of_stdin_are_texts_of_their_own(run, folder):
     wanted = [f"{text(row)} {text(following(folder, row))}\n" for row in ([5, 7], [5, 9])]
     assert run(given="5 7\n\n5 9\n").stdout == "".join(wanted)
@@ -84,8 +89,7 @@ def test_a_seed_draws_and_decides(run):
 REFUSED = {
     "a temperature below 0": (("5", "--temperature", "-1"), "temperature: expected a number above"),
     "top_p alone": (("5", "--top-p", ".5"), "top_p: expected a temperature beside it"),
-    "no room for what follows": (("5 7 9", "--length", "4"), "max_new_tokens: expected at most 2"),
-    "a text that is too long": (("5 7 9", "--length", "2"), "tokens: expected at most 2 in a row"),
+    "a text that is too long": (("5 7 9", "--length", "2"), "expected at most 2 tokens, got 3"),
     "an empty text": (("",), "PROMPT: expected a text of at least one token, got ''"),
 }
 

@@ -172,6 +172,18 @@ def test_a_stream_that_is_left_keeps_what_was_asked_for(model, reads):
     assert read == [1, 1]
 
 
+def test_a_stream_ends_where_another_turn_begins(model):
+    chat = models.Chat(model, B, ROOM)
+    how = {"every": 2, "eos_token_id": ()}
+    first, second = (chat.stream(TEXT[:, :n], None, 6, **how) for n in (5, 7))
+    pieces = [next(first), next(second)]
+    with pytest.raises(ArgumentError, match="expected one turn after the other"):
+        next(first)
+    pieces += [*second]
+    wanted = model.generate(TEXT[:, :7], None, 6, eos_token_id=())
+    assert (np.concatenate(pieces[1:], axis=1) == np.asarray(wanted)).all()
+
+
 def test_a_stream_whose_rows_end_keeps_the_cache(model, reads):
     chat, text = models.Chat(model, B, ROOM), TEXT[:, :5]
     whole = np.asarray(model.generate(text, None, 9, eos_token_id=()))

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers import models as kinds
-from transformers import PreTrainedTokenizerFast
 
 from helpers.families.whole_models import made
 from jax_attn import models
@@ -24,6 +21,10 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A Llama whose tokens are numbers, in a folder with a tokenizer and no ends."""
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
     folder = tmp_path_factory.mktemp("llama")
     made("llama").save_pretrained(folder)
     (folder / "generation_config.json").write_text("{}")

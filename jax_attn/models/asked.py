@@ -1,4 +1,4 @@
-"""What a call of `generate` asks for: how tokens are chosen, and which end a row."""
+"""Read the arguments of `generate`: how tokens are chosen, and which end a row."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence

@@ -1,4 +1,4 @@
-"""What a checkpoint says of generation: which tokens end a row, and how they are drawn."""
+"""Read what a checkpoint says of generation: which tokens end a row, and how they are drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ _NOTHING = Sampling()
 
 @dataclass(frozen=True)
 class Defaults:
-    """What `generate` does unless its arguments say otherwise.
+    """Behaviour of `generate` unless its arguments say otherwise.
 
     Attributes:
       ends: the tokens that end a row.

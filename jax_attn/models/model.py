@@ -283,7 +283,7 @@ class Model(nnx.Module):
 
     @property
     def is_language_model(self) -> bool:
-        """Whether its only head is one over the vocabulary."""
+        """True if its only head is one over the vocabulary."""
         return [name for name in HEADS if getattr(self, name) is not None] == ["lm_head"]
 
     @property

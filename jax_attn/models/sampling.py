@@ -16,7 +16,7 @@ from jax_attn.attention.annotations import AnyArray
 
 
 class Sampling(NamedTuple):
-    """What changes the logits; a step whose number is None is left out.
+    """Numbers that change the logits; a step whose number is None is left out.
 
     Without a temperature the likeliest token is chosen, and only the penalty can change which.
     """

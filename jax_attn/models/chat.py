@@ -125,11 +125,12 @@ class Chat:
             self._caches = now.caches
             self._read = [np.concatenate(both)[:n] for both, n in zip(whole, counts, strict=True)]
             yield piece
+            if is_over:
+                return
             if self._turn != turn:
                 why = "expected one turn after the other, but the next took this one's cache"
                 checks.raise_all("Chat.stream", [why])
-            if not is_over:
-                self._forget()
+            self._forget()
 
     def _kept(self, read: np.ndarray, text: np.ndarray) -> int:
         """Return how many tokens in the cache are those of the text: not its last one."""

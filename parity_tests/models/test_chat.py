@@ -182,6 +182,8 @@ def test_a_stream_ends_where_another_turn_begins(model):
     pieces += [*second]
     wanted = model.generate(TEXT[:, :7], None, 6, eos_token_id=())
     assert (np.concatenate(pieces[1:], axis=1) == np.asarray(wanted)).all()
+    for _ in chat.stream(TEXT[:, :5], None, 2, **how):  # its last piece: nothing is left to take
+        chat.generate(TEXT[:, :7], None, 2, eos_token_id=())
 
 
 def test_a_stream_whose_rows_end_keeps_the_cache(model, reads):

@@ -198,9 +198,10 @@ def _begin(programs: str) -> None:
     """Prepare a process of the pool, before it imports JAX.
 
     programs: a folder in which it keeps what it compiles, so that a program is compiled once even
-    if JAX's caches are cleared. Each process has its own: JAX writes a program under its final
-    name, and another process would read what is half written.
+    if JAX's caches are cleared. Each process has its own, also where the user names one: JAX writes
+    a program under its final name, and another process, or a later one if this is killed meanwhile,
+    would read what is half written.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent decides
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(programs, str(os.getpid())))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(programs, str(os.getpid()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -1,9 +1,11 @@
 """Ctrl-C and SIGTERM: 130 and 143, as a shell has them, one line, and nothing half-written."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch  # noqa: F401  verify and bench ask for it
@@ -184,6 +186,20 @@ def test_workers_whom_ctrl_c_reaches_too_say_nothing_and_end():
         timeout=30,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+@pytest.mark.slow
+def test_no_two_processes_keep_their_programs_in_one_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(process_pool, "_WORTH_A_PROCESS", 1)
+    piece = process_pool.Piece(own_folder, ())
+    folders = dict(itertools.chain.from_iterable(r for _, r in process_pool.run([piece] * 4, 2)))
+    assert len({str(tmp_path), *folders.values()}) == len(folders) + 1 == 3
+
+
+def own_folder():
+    time.sleep(1)  # so that each process takes one of the pieces
+    return [(os.getpid(), os.environ["JAX_COMPILATION_CACHE_DIR"])]
 
 
 SLOW = """

@@ -94,7 +94,7 @@ def logits(kind, heads="CausalLM"):
     return run
 
 
-def drawn():
+def drawn_by_key():
     how = {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2}
     how |= {"eos_token_id": 2, "key": jax.random.key(0)}
     return model("llama", "CausalLM").generate(TOKENS, LENGTHS, 3, **how)
@@ -121,7 +121,7 @@ CALLS = {
     "bloom": logits("bloom"),
     "roberta": logits("roberta", "MaskedLM"),
     "generate": lambda: model("llama", "CausalLM").generate(TOKENS, LENGTHS, 3, eos_token_id=2),
-    "draw": drawn,
+    "draw": drawn_by_key,
 }
 
 

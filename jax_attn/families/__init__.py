@@ -4,7 +4,7 @@ from jax_attn.families.bert import BERT
 from jax_attn.families.config import Config
 from jax_attn.families.falcon import BLOOM, FALCON
 from jax_attn.families.family import Family
-from jax_attn.families.gemma2 import GEMMA2
+from jax_attn.families.gemma import GEMMA
 from jax_attn.families.gpt2 import GPT2, GPT_BIGCODE
 from jax_attn.families.gpt_neox import GPT_NEOX
 from jax_attn.families.llama import LLAMA, LLAMA_META
@@ -15,7 +15,7 @@ from jax_attn.families.vit import VIT
 from jax_attn.transfer.problems import Problem, TransferError, nearest
 
 _ALL = (
-    *(BERT, BLOOM, FALCON, GEMMA2, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, OPT, PHI),
+    *(BERT, BLOOM, FALCON, GEMMA, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, OPT, PHI),
     *(T5, VIT),
 )
 FAMILIES = {family.name: family for family in _ALL}

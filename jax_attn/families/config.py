@@ -17,8 +17,8 @@ EMBED_DIM = ("hidden_size", "n_embd", "n_embed", "d_model")
 SIZES = (EMBED_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 DECODER_LAYERS = ("num_decoder_layers",)
-SLIDES = "sliding_attention"
-LAYER_KINDS = ("full_attention", SLIDES)
+FULL, SLIDES = "full_attention", "sliding_attention"
+LAYER_KINDS = (FULL, SLIDES)
 """The words in layer_types for layers without a window and with one."""
 
 _MISSING = object()
@@ -56,6 +56,10 @@ class Reading:
     def over(self, defaults: Mapping[str, Any]) -> "Reading":
         """Return the same config with `defaults` for missing keys; here null counts as present."""
         return self._of({**defaults, **self.config})
+
+    def with_values(self, values: Mapping[str, Any]) -> "Reading":
+        """Return the same config with these values."""
+        return self._of({**self.config, **values})
 
     def inside(self, name: str) -> "Reading":
         """Return a reading of a nested object; of an empty one if it is missing."""

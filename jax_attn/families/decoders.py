@@ -62,18 +62,19 @@ def rotary(
     *,
     part: float | None = None,
     names: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
+    base: float = 10000.0,
 ) -> RotaryTraits:
     """Return the rotary positions of a config, with transformers' defaults.
 
     part: the part of a head that is rotated if the config does not say; None if the whole head is,
     whatever the config says. names: the family's names for base and part in old configs, next to
-    rope_scaling. A config that several versions have written may say all of it in old and in new
-    words, which must mean the same. Refuses an unknown rope_type, and a part that is not a whole
-    number of pairs.
+    rope_scaling. base: the base if the config does not say. A config that several versions have
+    written may say all of it in old and in new words, which must mean the same. Refuses an unknown
+    rope_type, and a part that is not a whole number of pairs.
     """
     old, new = config.inside("rope_scaling"), config.inside("rope_parameters")
     said = [rope for rope in (old, new) if rope.config] or [new]
-    first, *others = [_turning(rope, config, head_dim, part, names) for rope in said]
+    first, *others = [_turning(rope, config, head_dim, part, names, base) for rope in said]
     if any(other != first for other in others):
         expected = f"the same as rope_scaling, which is {old.config!r}"
         config.refuse("rope_parameters", new.config, expected)
@@ -81,11 +82,16 @@ def rotary(
 
 
 def _turning(
-    rope: Reading, config: Reading, head_dim: int, part: float | None, names: tuple[str, str]
+    rope: Reading,
+    config: Reading,
+    head_dim: int,
+    part: float | None,
+    names: tuple[str, str],
+    base: float,
 ) -> RotaryTraits:
     """Return what one of the two objects says, with what stands beside it."""
     old_base, old_part = names
-    base = _in_either("rope_theta", old_base, rope, config, 10000.0)
+    base = _in_either("rope_theta", old_base, rope, config, base)
     dim = None
     if part is not None:
         part = _in_either("partial_rotary_factor", old_part, rope, config, part)

@@ -224,7 +224,8 @@ def type_of(config: Config, kinds: Iterable[str]) -> str | None:
     if not (match := _CLASS.fullmatch(architecture(Reading(config)))):
         return None
     names = {name.replace("-", "").replace("_", ""): name for name in kinds}
-    return names.get(match["stem"].lower())
+    stem = match["stem"].lower()
+    return names.get(stem, names.get(f"{stem}text"))  # Gemma3ForCausalLM has a gemma3_text
 
 
 def _has_own_head(config: Config, head: Layout) -> bool:

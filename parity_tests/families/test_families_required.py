@@ -174,6 +174,7 @@ BARE = {
     "mistral": ".*",
     "qwen2": ".*",
     "qwen3": ".*",
+    "gemma3_text": ".*",
     "t5": ".*",
     "falcon of one": r".*mlp\..*",
     "falcon of groups": r".*mlp\..*",

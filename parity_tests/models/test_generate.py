@@ -37,6 +37,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "gemma2",
+    "gemma3_text",
 )
 
 

@@ -23,7 +23,8 @@ class Spelled(NamedTuple):
     projections: query, key and value, or a packed one. by_group: the packed one has, for each
     key/value head in turn, G queries, the key and the value; else all queries, all keys, all
     values. columns: weights are (in, out). pairs_apart: rotary pairs are (2m, 2m + 1), which
-    torch_ref's module has at (m, m + H/2). table: that of a learned position bias.
+    torch_ref's module has at (m, m + H/2). table: that of a learned position bias. norms: those of
+    queries and keys.
     """
 
     projections: tuple[str, ...]
@@ -32,6 +33,7 @@ class Spelled(NamedTuple):
     columns: bool = False
     pairs_apart: bool = False
     table: str = ""
+    norms: tuple[str, str] = ("q_norm", "k_norm")
 
     @property
     def weights(self) -> set[str]:
@@ -46,11 +48,14 @@ SPELLED: dict[str, tuple[Spelled, ...]] = {
     "bert": (Spelled(("self.query", "self.key", "self.value"), "output.dense"),),
     "bloom": (_PACKED,),
     "falcon": (_PACKED,),
+    "gemma2": (_SPLIT,),
     "gpt2": (Spelled(("c_attn",), "c_proj", columns=True),),
     "gpt_bigcode": (Spelled(("c_attn",), "c_proj", by_group=True),),
     "gpt_neox": (_PACKED,),
     "llama": (_SPLIT,),
     "llama-meta": (Spelled(("wq", "wk", "wv"), "wo", pairs_apart=True),),
+    "opt": (_SPLIT._replace(out="out_proj"),),
+    "phi": (_SPLIT._replace(out="dense", norms=("q_layernorm", "k_layernorm")),),
     "t5": (Spelled(("q", "k", "v"), "o", table="relative_attention_bias"),),
     "vit": (
         Spelled(("attention.query", "attention.key", "attention.value"), "output.dense"),
@@ -73,9 +78,11 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
         raise TransferError("reading a block", [Problem("missing", family, text)])
     if spelled.columns:
         tensors = {key: array.T for key, array in tensors.items()}
-    norms = ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias")
-    rows = {name: tensors[name] for name in norms if name in tensors}
+    rows: dict[str, np.ndarray] = {}
     for kind in ("weight", "bias"):
+        for role, name in zip("qk", spelled.norms, strict=True):
+            if (key := f"{name}.{kind}") in tensors:
+                rows[f"{role}_norm.{kind}"] = tensors[key]
         keys = [f"{name}.{kind}" for name in spelled.projections]
         if all(key in tensors for key in keys):
             parts = _three([tensors[key] for key in keys], spelled, traits, keys)

@@ -62,5 +62,13 @@ def _torch_bias(bias: BiasTraits, num_heads: int) -> Any:
 
 
 def _torch_norm(norm: NormTraits) -> Any:
-    kind = torch.nn.RMSNorm if norm.kind == "rms" else torch.nn.LayerNorm
-    return partial(kind, eps=norm.epsilon)
+    rms = _OneMore if norm.adds_one else torch.nn.RMSNorm
+    return partial(rms if norm.kind == "rms" else torch.nn.LayerNorm, eps=norm.epsilon)
+
+
+class _OneMore(torch.nn.RMSNorm):
+    """Gemma's RMS norm, whose scale is 1 + the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight is not None
+        return torch.nn.functional.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)

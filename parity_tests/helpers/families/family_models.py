@@ -127,6 +127,15 @@ ROWS = {
         H=10,
         does={"qk_norm": {"kind": "rms", "epsilon": 1e-6, "adds_one": False}},
     ),
+    "gemma3_text": FamilyModel(
+        "Gemma3ForCausalLM",
+        GROUPED | {"sliding_window": 5},
+        "gemma2",
+        3,
+        H=10,
+        does={"window": 5, "qk_norm": {"kind": "rms", "epsilon": 1e-6, "adds_one": True}},
+        tied=("lm_head.weight",),
+    ),
 }
 
 

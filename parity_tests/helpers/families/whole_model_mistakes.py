@@ -80,14 +80,18 @@ def one_key_less(a):
     return a.window and a.window - 1
 
 
-def one_layer_off(traits):
-    """The windows of the layers, each that of its neighbour."""
-    windows = [b.attention.window for b in traits.blocks]
-    made = (
-        replace(b, attention=replace(b.attention, window=w))
-        for b, w in zip(traits.blocks, windows[1:] + windows[:1], strict=True)
-    )
-    return replace(traits, blocks=tuple(made))
+def one_layer_off(name):
+    """What each layer's attention has of this name is that of its neighbour."""
+
+    def change(traits):
+        each = [getattr(b.attention, name) for b in traits.blocks]
+        made = (
+            replace(b, attention=replace(b.attention, **{name: x}))
+            for b, x in zip(traits.blocks, each[1:] + each[:1], strict=True)
+        )
+        return replace(traits, blocks=tuple(made))
+
+    return change
 
 
 LARGE = 1e-3
@@ -176,7 +180,7 @@ MISTAKES = {
     },
     "qwen2": {
         "a window of one key more": attention(window=one_key_more),
-        "the other layer's window": one_layer_off,
+        "the other layer's window": one_layer_off("window"),
         "a base of 1000": turning(base=1000.0),
     },
     "qwen3": {
@@ -192,8 +196,19 @@ MISTAKES = {
         "the scale of the head's size": attention(scale=None),
         "no cap on the scores": attention(softcap=None),
         "no cap on the logits": head(softcap=None),
-        "the other layer's window": one_layer_off,
+        "the other layer's window": one_layer_off("window"),
         "a window of one key more": attention(window=one_key_more),
         "norms before alone": blocks(placement="pre"),
+    },
+    "gemma3_text": {
+        "a scale of w in norms of queries and keys": attention(
+            qk_norm=lambda a: a.qk_norm._replace(adds_one=False)
+        ),
+        "no norms of queries and keys": attention(qk_norm=None),
+        "rotary positions of the other kind of layer": one_layer_off("rotary"),
+        "the other layer's window": one_layer_off("window"),
+        "positions not scaled": turning(scaling=None),
+        "the scale of the head's size": attention(scale=None),
+        "token vectors not scaled": embedding(scale=1.0),
     },
 }

@@ -51,6 +51,13 @@ LLAMA3 = {
     }
 }
 GEMMA2 = GROUPED | {"sliding_window": 5, "query_pre_attn_scalar": 7}
+GEMMA3 = GEMMA2 | {
+    "sliding_window_pattern": 2,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+    },
+}
 # One layer, for variants: their heads and options.
 ONE_PLAIN = PLAIN | {"num_hidden_layers": 1}
 ONE_GPT2 = GPT2 | {"n_layer": 1}
@@ -116,6 +123,7 @@ CASES = {
     "qwen2": ("Qwen2ForCausalLM", PLAIN | QWEN2 | {"max_window_layers": 1}),
     "qwen3": ("Qwen3ForCausalLM", ONE_GROUPED),
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
+    "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
 }
 
 # Those with several layers are compiled too; operations of the others are shared, one by one.
@@ -154,7 +162,7 @@ def made(name: str) -> torch.nn.Module:
         with torch.no_grad():
             p.normal_(0, p.shape[-1] ** -0.5 if p.ndim > 1 else 0.3, generator=generator)
             is_scale = key.endswith("weight") and p.ndim == 1
-            p += 1 if is_scale and "gemma2" not in name else 0
+            p += 1 if is_scale and "gemma" not in name else 0
     return model
 
 

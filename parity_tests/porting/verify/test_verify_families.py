@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from helpers.families.family_cases import scattered
 from helpers.transfer.torch_checkpoints import INCONCLUSIVE, PASS, USAGE, document, run
+from jax_attn.families import FAMILIES
 from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.porting.verify import family_spellings
 from jax_attn.porting.verify import layer as rebuilding
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("compiled_alone")
 SMALL = {"num_hidden_layers": 1, "vocab_size": 17, "intermediate_size": 22}
 GROUPED = {"hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 3} | SMALL
 ONE = {"hidden_size": 36, "num_attention_heads": 6} | SMALL
+OPT = ONE | {"ffn_dim": 22, "word_embed_proj_dim": 36}
 GPT = {"n_embd": 30, "n_head": 6, "n_layer": 1, "vocab_size": 17}
 
 # name -> (model, what the rebuild of its last block has besides attending, N×K×H, whether that runs
@@ -101,6 +103,31 @@ CASES = {
         "6x3x10",
         True,
     ),
+    "opt": (lambda: hf.OPTModel(hf.OPTConfig(**OPT)), "", "6x6x6", False),
+    "phi": (
+        lambda: hf.PhiModel(
+            hf.PhiConfig(**(ONE | {"hidden_size": 48}), qk_layernorm=True, num_key_value_heads=3)
+        ),
+        "rotary, QK-norm",
+        "6x3x8",
+        False,
+    ),
+    "gemma2": (
+        lambda: hf.Gemma2ForCausalLM(
+            hf.Gemma2Config(**GROUPED, head_dim=10, sliding_window=5, query_pre_attn_scalar=7)
+        ),
+        "rotary, softcap, window, its own scale",
+        "6x3x10",
+        False,
+    ),
+    "gemma3": (
+        lambda: hf.Gemma3ForCausalLM(
+            hf.Gemma3TextConfig(**GROUPED, head_dim=10, sliding_window=5, query_pre_attn_scalar=7)
+        ),
+        "rotary, QK-norm, window, its own scale",
+        "6x3x10",
+        False,
+    ),
 }
 
 
@@ -125,6 +152,10 @@ def test_every_layer_is_read_and_the_last_rebuilt_as_its_config_says(name, tmp_p
         assert "x".join(map(str, last.traits.sizes)) == shape
         if always or request.config.getoption("--long"):
             verify_layer(last, checkpoint).raise_for_status()
+
+
+def test_every_family_has_the_names_of_its_projections():
+    assert family_spellings.SPELLED.keys() == FAMILIES.keys()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ every family, those of `jax_attn.models`:
 
     token_embedding  position_embedding  type_embedding  embedding_norm  embedding_projection
     layers.{layer}.attention_norm  .attention  .mlp_norm  .mlp.{up,gate,down}
+    layers.{layer}.mlp.router  .mlp.experts.{up,gate,down}  (a mixture of experts)
     layers.{layer}.attention_out_norm  .mlp_out_norm        (sandwich norms)
     final_norm  output_projection
     pooler  lm_head  classifier  token_classifier  qa_outputs  seq_relationship

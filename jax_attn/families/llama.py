@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions.
+"""Llama, Mistral, Mixtral, Qwen2 and Qwen3: grouped heads, rotary positions, no table of positions.
 
 Llama is also read as Meta publishes it: consolidated.*.pth with a params.json. There, rotary pairs
 are adjacent, (2m, 2m + 1); the tables reorder them to halves, (m, m + H/2). The Flax side is that
@@ -7,6 +7,7 @@ of transformers' Llama, so the two tables convert either format to the other.
 
 from functools import partial
 
+from jax_attn.families import experts
 from jax_attn.families.config import LAYER_KINDS, SLIDES, Reading
 from jax_attn.families.decoders import FREQUENCIES, FROM_CONFIG, heads, norms, rotary, sizes
 from jax_attn.families.family import Family, Prefixes
@@ -40,13 +41,16 @@ _DEFAULTS = {
     "llama": _SHARED,
     "mistral": _SHARED
     | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+    "mixtral": _SHARED
+    | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
     "qwen2": _QWEN,
     "qwen3": _QWEN | {"head_dim": 128},
+    "qwen3_moe": _QWEN | {"hidden_size": 2048, "num_key_value_heads": 4},
 }
 """transformers' defaults for missing keys; null counts as present."""
 
 _HEAD = partial(heads, embedding="model.embed_tokens.weight", tied_by_default=False)
-_BIASES = {"mistral": (False, False), "qwen2": (True, False)}
+_BIASES = {"mistral": (False, False), "mixtral": (False, False), "qwen2": (True, False)}
 """model_type -> whether q, k, v and the output have biases if attention_bias does not decide."""
 
 
@@ -60,17 +64,19 @@ def _block(config: Reading) -> Layout:
 
 
 def _rest(config: Reading) -> Layout:
-    layer = "layers.{layer}"
-    dense = LINEAR if _has_mlp_bias(config) else BIASLESS
+    dense, layer = LINEAR if _has_mlp_bias(config) else BIASLESS, "layers.{layer}"
+    of_mlp = (dense.under(f"mlp.{name}_proj", f"mlp.{name}") for name in ("up", "gate", "down"))
+    mlp = experts.table(config) if _has_experts(config) else Layout(*of_mlp)
     return Layout(
         EMBEDDING.under("embed_tokens", "token_embedding"),
-        norms(RMS_NORM).under(layer, layer),
-        dense.under(f"{layer}.mlp.up_proj", f"{layer}.mlp.up"),
-        dense.under(f"{layer}.mlp.gate_proj", f"{layer}.mlp.gate"),
-        dense.under(f"{layer}.mlp.down_proj", f"{layer}.mlp.down"),
+        Layout(norms(RMS_NORM), mlp).under(layer, layer),
         RMS_NORM.under("norm", "final_norm"),
         FREQUENCIES,
     )
+
+
+def _has_experts(config: Reading) -> bool:
+    return config.get("model_type") in experts.SPELLED
 
 
 def _has_mlp_bias(config: Reading) -> bool:
@@ -94,12 +100,12 @@ def _traits(config: Reading, prefix: str) -> Traits:
         is_causal=True,
         window=_WINDOWS[kind](config, int(prefix.split(".")[-2])),
         qk_norm=norm if _has_qk_norm(config) else None,
-        rotary=rotary(config, H),
+        rotary=rotary(config, H, base=1e6 if kind == "mixtral" else 1e4),
     )
 
 
 def _has_qk_norm(config: Reading) -> bool:
-    return config.get("model_type") == "qwen3"
+    return config.get("model_type") in ("qwen3", "qwen3_moe")
 
 
 def _some_layers(config: Reading, layer: int) -> int | None:
@@ -115,26 +121,36 @@ def _some_layers(config: Reading, layer: int) -> int | None:
     return width if used and slides else None
 
 
+def _all_layers(config: Reading, layer: int) -> int | None:
+    """Return the window of Qwen's experts, which every layer has or none."""
+    width = config.number("sliding_window", default=None)
+    return width if config.flag("use_sliding_window") else None
+
+
 _WINDOWS = {
     "llama": lambda config, layer: None,
     "mistral": lambda config, layer: config.number("sliding_window", default=None),
+    "mixtral": lambda config, layer: config.number("sliding_window", default=None),
     "qwen2": _some_layers,
     "qwen3": _some_layers,
+    "qwen3_moe": _all_layers,
 }
 
 _WIDTHS = {"llama": 11008, "mistral": 14336}
-_VOCABULARIES = {"llama": 32000, "mistral": 32000}
+_VOCABULARIES = {"llama": 32000, "mistral": 32000, "mixtral": 32000}
 
 
 def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     kind = config.get("model_type")
-    D = config.number("hidden_size", default=_SHARED["hidden_size"])
-    norm = NormTraits("rms", config.real("rms_norm_eps", default=1e-6))
+    config = config.over(_DEFAULTS[kind])
+    D, norm = config.number("hidden_size"), NormTraits("rms", config.real("rms_norm_eps"))
+    width = config.number("intermediate_size", default=_WIDTHS.get(kind, 22016))
     mlp = MLPTraits(
-        config.number("intermediate_size", default=_WIDTHS.get(kind, 22016)),
+        experts.width(config) if _has_experts(config) else width,
         activation(config, "hidden_act", "silu"),
         is_gated=True,
         use_bias=_has_mlp_bias(config),
+        experts=experts.traits(config) if _has_experts(config) else None,
     )
     vocabulary = config.number("vocab_size", default=_VOCABULARIES.get(kind, 151936))
     embedding = EmbeddingTraits(vocabulary, width=D, pad=padding(config, vocabulary))
@@ -152,7 +168,7 @@ LLAMA = Family(
     places=(Prefixes("layers.{layer}.self_attn"),),
     roots=("model", "transformer", ""),
     new_root=_new_root,
-    also=("mistral", "qwen2", "qwen3"),
+    also=("mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"),
     model_of=_model,
 )
 

@@ -101,16 +101,30 @@ ACTIVATION_NAMES = {
 """A config's name of an activation -> its name in `jax_attn.models`."""
 
 
+class ExpertTraits(NamedTuple):
+    """Several MLPs, of which a router chooses some for each token and sums their outputs.
+
+    number: how many there are. chosen: how many a token is sent to, those of the largest
+    probabilities, which weight their outputs. are_normalized: those are divided by their sum.
+    """
+
+    number: int
+    chosen: int
+    are_normalized: bool
+
+
 class MLPTraits(NamedTuple):
     """down(activation(up(x))), or down(activation(gate(x)) · up(x)) if it is gated.
 
-    width: the number of features after `up`. activation: a value of ACTIVATION_NAMES.
+    width: the number of features after `up`. activation: a value of ACTIVATION_NAMES. experts: if
+    there are several of them.
     """
 
     width: int
     activation: str
     is_gated: bool = False
     use_bias: bool = True
+    experts: ExpertTraits | None = None
 
 
 NormPlacement = Literal["pre", "post", "sandwich", "parallel"]

@@ -29,14 +29,15 @@ _DEQUANTIZED = (
 
 _UNSUPPORTED = {
     _QUANTIZED: _DEQUANTIZED,
-    "num_experts": "null: mixture-of-experts models are not supported",
-    "num_local_experts": "null: mixture-of-experts models are not supported",
+    "num_experts": "null: this model_type has no experts here",
+    "num_local_experts": "null: this model_type has no experts here",
     "slow_but_exact": "false: if true, BLOOM omits biases when pretraining_tp is above 1",
     "pruned_heads": "null: pruned heads are not supported",
     "add_cross_attention": "false: cross-attention is not supported",
     "is_encoder_decoder": "false: encoder-decoders are not supported",
 }
-"""Fields that no model here supports, unless they are null, false, 0 or empty."""
+"""Fields that a model does not support, unless its family reads them, or they are null, false, 0 or
+empty."""
 
 
 _NEUTRAL = frozenset(
@@ -50,14 +51,16 @@ _NEUTRAL = frozenset(
         "activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop "
         "classifier_dropout classifier_dropout_prob dropout embd_pdrop gradient_checkpointing "
         "hidden_dropout hidden_dropout_prob init_std initializer_factor initializer_range "
-        "layerdrop neftune_noise_alpha problem_type resid_pdrop "
+        "layerdrop neftune_noise_alpha problem_type resid_pdrop router_aux_loss_coef "
+        "router_jitter_noise "
         "sbert_ce_default_activation_function",
         # The outputs of a call, and the order of its sums.
         "attention_softmax_in_fp32 attn_implementation bias_dropout_fusion cache_implementation "
         "chunk_size_feed_forward inference_runner masked_softmax_fusion max_batch_size "
-        "output_attentions output_hidden_states output_past pad_key_length pre_allocate_kv_cache "
-        "pretraining_tp reorder_and_upcast_attn return_dict scale_attention_softmax_in_fp32 "
-        "use_cache use_flash_attn use_return_dict validate_runner_input",
+        "output_attentions output_hidden_states output_past output_router_logits pad_key_length "
+        "pre_allocate_kv_cache pretraining_tp reorder_and_upcast_attn return_dict "
+        "scale_attention_softmax_in_fp32 use_cache use_flash_attn use_return_dict "
+        "validate_runner_input",
         # Classes and special tokens.
         "bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id eos_token_id "
         "finetuning_task forced_bos_token_id forced_eos_token_id id2label label2id mask_token_id "
@@ -114,7 +117,7 @@ def check_supported(config: Reading, *, is_causal: bool) -> None:
     is_causal: whether a query of the model's blocks sees no later key.
     """
     for name, expected in _UNSUPPORTED.items():
-        if value := config.get(name):
+        if name not in config.names and (value := config.get(name)):
             config.refuse(name, value, expected)
     # The default is true: false or null turns a decoder into an encoder.
     if is_causal and not (value := config.get("is_causal", True)):

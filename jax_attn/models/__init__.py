@@ -6,10 +6,11 @@ model(tokens, lengths).logits
 
 from jax_attn.families import traits
 from jax_attn.models.asked import How
-from jax_attn.models.block import MLP, Block
+from jax_attn.models.block import Block
 from jax_attn.models.chat import Chat
 from jax_attn.models.defaults import Defaults
 from jax_attn.models.load import from_config, load, save
+from jax_attn.models.mlp import MLP
 from jax_attn.models.model import Model, Output
 from jax_attn.models.norm import Norm
 from jax_attn.models.sampling import Sampling

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_attn.families.traits import ClassifierTraits, VocabularyTraits
-from jax_attn.models.block import activated, dense
+from jax_attn.models.mlp import activated, dense
 from jax_attn.models.norm import Norm
 from jax_attn.nn.projection import project
 

@@ -21,9 +21,10 @@ from jax_attn.families.traits import ClassifierTraits, ModelTraits, NormTraits
 from jax_attn.models import generate as generation
 from jax_attn.models import inputs, packing
 from jax_attn.models.asked import How, Rows
-from jax_attn.models.block import Block, Stack, dense
+from jax_attn.models.block import Block, Stack
 from jax_attn.models.defaults import Defaults
 from jax_attn.models.heads import Classifier, VocabularyHead
+from jax_attn.models.mlp import dense
 from jax_attn.models.norm import Norm
 from jax_attn.nn.arguments import Positions
 from jax_attn.nn.embedding import rows_of

@@ -24,7 +24,7 @@ from jax_attn.transfer.table.layouts import (
     TO_HEADS,
 )
 from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
-from jax_attn.transfer.table.stacks import conv_bias, linears, stacked
+from jax_attn.transfer.table.stacks import conv_bias, linears, packed_stack, stacked
 from jax_attn.transfer.table.steps import (
     Sizes,
     Step,
@@ -99,6 +99,7 @@ __all__ = [
     "load_optimizer",
     "merge_lora",
     "packed",
+    "packed_stack",
     "plan",
     "refused",
     "row",

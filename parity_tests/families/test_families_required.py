@@ -175,6 +175,8 @@ BARE = {
     "qwen2": ".*",
     "qwen3": ".*",
     "gemma3_text": ".*",
+    "mixtral": ".*",
+    "qwen3_moe": ".*",
     "t5": ".*",
     "falcon of one": r".*mlp\..*",
     "falcon of groups": r".*mlp\..*",

@@ -20,9 +20,25 @@ LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4}
 
 # case, what its config says otherwise -> words of the error
 CONFIGS = {
-    "another family": ("llama", {"model_type": "mixtral"}, ("model_type", "mistral", "'mixtral'")),
+    "another family": ("llama", {"model_type": "jamba"}, ("model_type", "mistral", "'jamba'")),
     "a family without a model": ("bert", {"model_type": "electra"}, ("whole models", "electra")),
     "experts": ("llama", {"num_local_experts": 8}, ("num_local_experts", "null", "8")),
+    "more experts for a token than there are": (
+        "mixtral",
+        {"num_experts_per_tok": 6},
+        ("num_experts_per_tok", "at most 5"),
+    ),
+    "two counts of experts": (
+        "mixtral",
+        {"num_experts": 4},
+        ("num_experts", "the same as num_local_experts, which is 5"),
+    ),
+    "experts beyond number": ("mixtral", {"num_local_experts": 2**40}, ("at most 4096",)),
+    "layers without experts": (
+        "qwen3_moe",
+        {"mlp_only_layers": [0], "decoder_sparse_step": 2},
+        ("mlp_only_layers", "decoder_sparse_step"),
+    ),
     "quantized weights": (
         "gpt2",
         {"quantization_config": {"bits": 4}},
@@ -93,6 +109,9 @@ SIZES = {
     "a larger vocabulary": ("llama", {"vocab_size": 43}, ("token_embedding", "43")),
     "wider": ("bert", {"hidden_size": 36}, ("head_dim = 9",)),
     "a wider MLP": ("opt", {"ffn_dim": 31}, ("mlp.up", "31")),
+    "more experts": ("mixtral", {"num_local_experts": 6}, ("experts.5.w1.weight",)),
+    "fewer experts": ("mixtral", {"num_local_experts": 4}, ("experts.4.w1.weight",)),
+    "wider experts": ("qwen3_moe", {"moe_intermediate_size": 17}, ("mlp.experts.up", "17")),
     "fewer positions": ("gpt2", {"n_positions": 19}, ("position_embedding", "19")),
 }
 

@@ -38,6 +38,7 @@ FAMILIES = (
     "qwen3",
     "gemma2",
     "gemma3_text",
+    "mixtral",
 )
 
 

@@ -1,5 +1,8 @@
 """Whole models on eight devices: fine-tuned as on one."""
 
+from itertools import product
+from operator import attrgetter
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +24,7 @@ CONFIGS = {
     "gpt2": {"architectures": ["GPT2LMHeadModel"], "vocab_size": V, "n_embd": D, "n_head": N}
     | {"n_layer": LAYERS, "n_positions": 16, "n_inner": M},
 }
+CONFIGS["mixtral"] = CONFIGS["llama"] | {"architectures": ["MixtralForCausalLM"]}
 # In a pass: over features, keys, the MLP's features, the vocabulary and all tokens.
 ADDITIONS = LAYERS * (4 * D + T + M) + V + B * T
 COLUMNS, ROWS = P(None, "heads"), P("heads")
@@ -29,8 +33,12 @@ CUTS = {
     "layers.{layer}.attention.k_proj.kernel": COLUMNS,
     "layers.{layer}.attention.v_proj.kernel": COLUMNS,
     "layers.{layer}.attention.out_proj.kernel": ROWS,
-    "layers.{layer}.mlp.up.kernel": COLUMNS,
-    "layers.{layer}.mlp.down.kernel": ROWS,
+}
+MLP = {"layers.{layer}.mlp.up.kernel": COLUMNS, "layers.{layer}.mlp.down.kernel": ROWS}
+CUTS_OF_MLP = {
+    "gpt2": MLP,
+    "llama": MLP | {"layers.{layer}.mlp.gate.kernel": COLUMNS},
+    "mixtral": {f"layers.{{layer}}.mlp.experts.{x}.kernel": ROWS for x in ("gate", "up", "down")},
 }
 
 
@@ -54,22 +62,24 @@ def trained(model, place=jnp.asarray):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "kind"), [("llama", "auto"), ("gpt2", "explicit")])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "auto"), ("gpt2", "explicit"), ("mixtral", "auto"), ("mixtral", "explicit")],
+)
 def test_fine_tuning_is_that_of_one_device(family, kind, tmp_path):
     config = {"model_type": family, **CONFIGS[family]}
     with jax.enable_x64(True):
         untrained = models.from_config(config, dtype=np.float64, rngs=nnx.Rngs(0))
         models.save(untrained, tmp_path / "flax", to="flax")
         on = mesh(kind, rows=2, heads=4)
-        sharding = {path: NamedSharding(on, cut) for path, cut in CUTS.items()}
-        if family == "llama":
-            sharding["layers.{layer}.mlp.gate.kernel"] = NamedSharding(on, COLUMNS)
+        cuts = CUTS | CUTS_OF_MLP[family]
+        sharding = {path: NamedSharding(on, cut) for path, cut in cuts.items()}
         model = models.load(tmp_path / "flax", sharding=sharding)
         rows = NamedSharding(on, P("rows"))
         with jax.set_mesh(on):
             found = trained(model, lambda tokens: jax.device_put(tokens, rows))
-        at = sharding["layers.{layer}.mlp.up.kernel"]
-        for layer in model.layers:
-            assert layer.mlp.up.kernel.get_value().sharding.is_equivalent_to(at, 2)
+        for layer, (path, at) in product(model.layers, sharding.items()):
+            kernel = attrgetter(path.removeprefix("layers.{layer}."))(layer).get_value()
+            assert kernel.sharding.is_equivalent_to(at, kernel.ndim)
         wanted, near = (trained(m) for m in (untrained, moved(models.load(tmp_path / "flax"))))
         assert_near(found, wanted, near, additions=ADDITIONS, passes=2 * STEPS)

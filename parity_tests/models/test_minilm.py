@@ -22,7 +22,7 @@ from helpers.minilm import (
 )
 from jax_attn import models, parity, transfer
 from jax_attn.families import BERT
-from jax_attn.models.block import ACTIVATIONS
+from jax_attn.models.mlp import ACTIVATIONS
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.weights import Weights, compare_weights
 from jax_attn.parity.judge.compare import Verdict

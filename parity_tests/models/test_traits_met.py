@@ -82,7 +82,7 @@ PUBLISHED = {
         for kind in (
             *("bert", "roberta", "xlm-roberta", "camembert", "gpt2", "gpt_bigcode", "gpt_neox"),
             *("falcon", "bloom", "opt", "phi", "llama", "mistral", "qwen2", "qwen3", "gemma2"),
-            "gemma3_text",
+            *("gemma3_text", "mixtral", "qwen3_moe"),
         )
     },
     "falcon, 40B": {

@@ -194,6 +194,8 @@ def _reference(
         dtype=getattr(torch, dtype),
         # With ALiBi, let transformers choose: Falcon's eager attention adds the bias twice.
         attn_implementation=None if has_alibi else "eager",
+        # torch's products of groups take only some widths.
+        experts_implementation="eager",
     )
     with load_checkpoint(path) as tensors:
         described, _ = specs(unwrapped(tensors)[0])

@@ -11,13 +11,14 @@ Cells = tuple[str, ...]
 _HEAD = ("torch", "shape", "flax", "shape", "dtype", "steps")
 _NUMBER = re.compile(r"(?<![^.])(0|[1-9]\d*)(?![^.])")
 """A part of a dotted name that is an integer."""
-_OPEN = "{}"
+_OPEN, _ITS = "{}", "{one}"
 
 
 def printed(moves: Iterable[Move], dtype: Callable[[Move], str]) -> str:
     """Format both sides' names and shapes, dtype and steps.
 
-    Lines that differ only in the layer's number become one: layers.{0..31}.mlp.up.kernel.
+    Lines that differ only in the layer's number become one: layers.{0..31}.mlp.up.kernel. So do the
+    names of a row that differ in one number, such as the matrices of its experts.
     """
     layers: dict[Cells, list[str]] = {}
     for move in moves:
@@ -39,8 +40,19 @@ def _line(move: Move, dtype: str) -> tuple[Cells, str]:
     cells = []
     for side, shapes in ((move.row.keys, move.key_shapes), (move.row.paths, move.path_shapes)):
         opened = (_NUMBER.sub(_OPEN, name, count=1) if number else name for name in side)
-        cells += [printable(", ".join(opened)), ", ".join(str([*shape]) for shape in shapes)]
+        cells += _side([*opened], [str([*shape]) for shape in shapes])
     return (*cells, dtype, move.row.effect), number
+
+
+def _side(names: Sequence[str], shapes: Sequence[str]) -> Cells:
+    """Return one cell for a row's names, and one for their shapes."""
+    numbers = [int(match[0]) for name in names if (match := _NUMBER.search(name))]
+    opened = {_NUMBER.sub(_ITS, name, count=1) for name in names}
+    is_run = len(numbers) == len(names) > 1 and numbers == sorted(set(numbers))
+    if is_run and len(opened) == 1 == len(set(shapes)):
+        (name,) = opened
+        return printable(name).replace(_ITS, _runs(numbers)), f"{len(names)} of {shapes[0]}"
+    return printable(", ".join(names)), ", ".join(shapes)
 
 
 def _closed(cells: Cells, numbers: Sequence[str]) -> Cells:

@@ -145,7 +145,9 @@ def row(keys: str | Sequence[str], paths: str | Sequence[str], *steps: Step) -> 
     needed = ["split"] * (len(pairing.paths) > 1) + ["join"] * (len(pairing.keys) > 1)
     if len(needed) > 1:
         raise ValueError(f"{pairing!r}: several keys and several paths; write one row for each")
-    if (fans := [step.fan for step in steps if step.fan != "each"]) != needed:
+    fans = [step.fan for step in steps if step.fan != "each"]
+    joins_one = fans == ["join"] and not needed  # such as a stack of one expert
+    if fans != needed and not joins_one:
         raise ValueError(
             f"{pairing!r}: {len(pairing.keys)} key(s) to {len(pairing.paths)} path(s) need "
             f"{needed or 'no'} step, got {fans or 'none'}"

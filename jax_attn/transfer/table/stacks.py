@@ -1,5 +1,7 @@
 """The steps of stacks of matrices: experts, and layers that are scanned."""
 
+from functools import partial
+
 import numpy as np
 
 from jax_attn.transfer.table.steps import (
@@ -9,6 +11,7 @@ from jax_attn.transfer.table.steps import (
     Shapes,
     Sizes,
     Step,
+    concatenated,
 )
 
 
@@ -63,6 +66,37 @@ stacked = Step("stacked", _stacked_source, _stacked_target, _stacked, _taken_apa
 """Several torch tensors of one shape <-> one array, with an axis of them in front.
 
 With `linears` after it, torch's weights (out, in) of E layers <-> one kernel (E, in, out)."""
+
+
+def _parted(arrays: Arrays, shapes: Shapes) -> Arrays:
+    ends = np.cumsum([shape[1] for shape in shapes])[:-1]
+    return tuple(np.split(arrays[0], ends, axis=1))
+
+
+def _parts_source(shapes: Shapes, keys: int) -> Shapes:
+    if len({(shape[:1], shape[2:]) for shape in shapes}) != 1 or len(shapes[0]) < 2:
+        expected = "parts that differ in the second axis only"
+        raise MisfitError(f"packed_stack expects {expected}, got {[*shapes]}")
+    return ((shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]),)
+
+
+def _parts_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+    (shape,) = shapes
+    if len(shape) < 2 or shape[1] % paths:
+        expected = f"a second axis of {paths} equal parts"
+        raise MisfitError(f"packed_stack expects {expected}, got {[*shape]}")
+    return ((shape[0], shape[1] // paths, *shape[2:]),) * paths
+
+
+packed_stack = Step(
+    "packed_stack",
+    _parts_source,
+    _parts_target,
+    _parted,
+    partial(concatenated, axis=1),
+    "split",
+)
+"""One stack of tensors <-> several, which it concatenates: (E, 2·F, …) <-> two of (E, F, …)."""
 
 
 def _flat_shapes(shapes: Shapes, keys: int) -> Shapes:

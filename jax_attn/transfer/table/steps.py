@@ -178,7 +178,8 @@ def _split(arrays: Arrays, shapes: Shapes) -> Arrays:
     return tuple(np.split(array, ends))
 
 
-def _concatenated(arrays: Arrays, shapes: Shapes, axis: int = 0) -> Arrays:
+def concatenated(arrays: Arrays, shapes: Shapes, axis: int = 0) -> Arrays:
+    """Concatenate arrays of one dtype. Raises MisfitError for several."""
     dtypes = {array.dtype.name for array in arrays}
     if len(dtypes) > 1:  # NumPy would promote and lose bits
         raise MisfitError(f"parts of one tensor need one dtype, got {', '.join(sorted(dtypes))}")
@@ -206,7 +207,7 @@ def _packed_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
     return tuple((count, *shape[1:]) for count in rows)
 
 
-packed = Step("packed", _packed_source, _packed_target, _split, _concatenated, "split")
+packed = Step("packed", _packed_source, _packed_target, _split, concatenated, "split")
 """One torch tensor <-> several Flax arrays, which it concatenates along the first axis."""
 
 
@@ -223,7 +224,7 @@ def _joined_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
     return ((shapes[0][0] * len(shapes), *shapes[0][1:]),)
 
 
-joined = Step("joined", _joined_source, _joined_target, _concatenated, _split, "join")
+joined = Step("joined", _joined_source, _joined_target, concatenated, _split, "join")
 """Several torch tensors of equal size <-> one array, their concatenation along the first axis."""
 
 
@@ -240,7 +241,7 @@ def _gathered(arrays: Arrays, shapes: Shapes) -> Arrays:
     query, key, value = arrays
     K, H, *rest = key.shape
     parts = query.reshape(K, -1, H, *rest), key[:, None], value[:, None]
-    return (_concatenated(parts, shapes, axis=1)[0].reshape(shapes[0]),)
+    return (concatenated(parts, shapes, axis=1)[0].reshape(shapes[0]),)
 
 
 def _grouped_source(shapes: Shapes, keys: int) -> Shapes:

@@ -17,6 +17,8 @@ T5 = {"d_model": 31, "d_kv": 7, "num_heads": N, "num_layers": LAYERS, "d_ff": 29
 VIT = {"hidden_size": D, "num_attention_heads": N, "num_hidden_layers": LAYERS}
 VIT |= {"intermediate_size": 29, "image_size": 8, "patch_size": 4}
 
+EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+
 BY_TURNS = "by key/value head"
 IN_TURN = "query, key, value one after another"
 
@@ -126,6 +128,10 @@ ROWS = {
         3,
         H=10,
         does={"qk_norm": {"kind": "rms", "epsilon": 1e-6, "adds_one": False}},
+    ),
+    "mixtral": FamilyModel("MixtralForCausalLM", GROUPED | EXPERTS, "llama", 3, H=10),
+    "qwen3_moe": FamilyModel(
+        "Qwen3MoeForCausalLM", GROUPED | EXPERTS | {"moe_intermediate_size": 11}, "llama", 3, H=10
     ),
     "gemma3_text": FamilyModel(
         "Gemma3ForCausalLM",

@@ -45,6 +45,21 @@ def activation(name):
     return change
 
 
+def experts(**changed):
+    """Other choices of every router."""
+
+    def change(traits):
+        return replace(
+            traits,
+            blocks=tuple(
+                replace(b, mlp=b.mlp._replace(experts=b.mlp.experts._replace(**changed)))
+                for b in traits.blocks
+            ),
+        )
+
+    return change
+
+
 def positions(**changed):
     """Another table of positions, of as many rows."""
 
@@ -189,6 +204,17 @@ MISTAKES = {
         ),
         "pairs side by side": turning(interleaved=True),
         "gelu": activation("gelu"),
+    },
+    "mixtral": {
+        "one expert for each token": experts(chosen=1),
+        "an expert more for each token": experts(chosen=3),
+        "weights not divided by their sum": experts(are_normalized=False),
+        "gelu": activation("gelu"),
+    },
+    "qwen3_moe": {
+        "an expert less for each token": experts(chosen=2),
+        "weights divided by their sum": experts(are_normalized=True),
+        "no norms of queries and keys": attention(qk_norm=None),
     },
     "gemma2": {
         "a scale of w": norm(adds_one=False),

@@ -58,6 +58,8 @@ GEMMA3 = GEMMA2 | {
         "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
     },
 }
+EXPERTS = GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 2}
+EXPERTS |= {"experts_implementation": "eager"}  # torch's products of groups take no float64
 # One layer, for variants: their heads and options.
 ONE_PLAIN = PLAIN | {"num_hidden_layers": 1}
 ONE_GPT2 = GPT2 | {"n_layer": 1}
@@ -122,6 +124,11 @@ CASES = {
     "mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": 5}),
     "qwen2": ("Qwen2ForCausalLM", PLAIN | QWEN2 | {"max_window_layers": 1}),
     "qwen3": ("Qwen3ForCausalLM", ONE_GROUPED),
+    "mixtral": ("MixtralForCausalLM", EXPERTS),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        EXPERTS | {"num_hidden_layers": 1, "num_experts_per_tok": 3, "moe_intermediate_size": 13},
+    ),
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
 }

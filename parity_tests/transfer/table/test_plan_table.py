@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jax_attn.transfer import row
+from jax_attn.transfer import row, stacked
 from jax_attn.transfer.table.plan_table import passed_over_lines, printed
 from jax_attn.transfer.table.resolve import Move
 from jax_attn.transfer.table.steps import linear
@@ -16,6 +16,12 @@ def move(key, path, shape=(3, 5)):
 
 def layers(numbers, key="h.{}.up.weight", path="layers.{}.mlp.up.kernel", **shape):
     return [move(key.format(i), path.format(i), **shape) for i in numbers]
+
+
+def experts(layer, numbers, last=(3, 5)):
+    keys = [f"h.{layer}.experts.{x}.up.weight" for x in numbers]
+    one = row(keys, f"layers.{layer}.mlp.experts.up.kernel", stacked)
+    return Move(one, ((3, 5),) * (len(keys) - 1) + (last,), ((len(keys), 3, 5),))
 
 
 T5 = ("decoder.block.{}.layer.2.wo.weight", "decoder.layers.{}.mlp.down.kernel")
@@ -43,6 +49,19 @@ LINES = {
         [move("h.0.weight", "layers.1.kernel"), move("h.1.weight", "layers.2.kernel")],
         [("h.0.weight", "layers.1.kernel"), ("h.1.weight", "layers.2.kernel")],
     ),
+    "experts": (
+        [experts(layer, range(8)) for layer in range(3)],
+        [("h.{0..2}.experts.{0..7}.up.weight", "layers.{0..2}.mlp.experts.up.kernel")],
+    ),
+    "experts in another order": (
+        [experts(0, (1, 0))],
+        [
+            (
+                "h.0.experts.1.up.weight, h.0.experts.0.up.weight",
+                "layers.0.mlp.experts.up.kernel",
+            )
+        ],
+    ),
     "what steers a terminal": (
         [move("\x1b[31m\n.weight", "\x07.kernel")],
         [(r"\x1b[31m\n.weight", r"\x07.kernel")],
@@ -68,6 +87,11 @@ def test_layers_that_are_alike_are_one_line(name):
 
 def test_the_rest_of_a_line_is_that_of_each():
     assert lines_of(layers(range(4)))[0][1::2] == ["[3, 5]", "[5, 3]", "linear"]
+
+
+def test_the_shape_of_experts_is_that_of_each():
+    assert lines_of([experts(0, range(8))])[0][1] == "8 of [3, 5]"
+    assert lines_of([experts(0, range(2), last=(3, 7))])[0][1] == "[3, 5], [3, 7]"
 
 
 def test_another_dtype_or_step_is_another_line():

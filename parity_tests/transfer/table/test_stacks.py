@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from helpers.same_arrays import assert_same
-from jax_attn.transfer import Layout, TransferError, conv_bias, export, linears, load, row, stacked
+from jax_attn.transfer import (
+    Layout,
+    TransferError,
+    conv_bias,
+    export,
+    linears,
+    load,
+    packed_stack,
+    row,
+    stacked,
+)
 
 E, OUT, IN = 3, 5, 7
 rng = np.random.default_rng(0)
@@ -16,6 +26,7 @@ ROWS = {
     "experts": ({"up": EXPERTS}, (E, IN, OUT), row("up", "up", linears)),
     "scanned layers": (LAYERS, (E, IN, OUT), row([*LAYERS], "up", stacked, linears)),
     "scanned layers as in torch": (LAYERS, (E, OUT, IN), row([*LAYERS], "up", stacked)),
+    "one layer": ({"up": EXPERTS[0]}, (1, IN, OUT), row("up", "up", stacked, linears)),
     "a bias of Equinox's Conv1d": ({"bias": BIAS}, (OUT, 1), row("bias", "up", conv_bias)),
     "a bias of Equinox's Conv2d": ({"bias": BIAS}, (OUT, 1, 1), row("bias", "up", conv_bias)),
 }
@@ -34,6 +45,19 @@ def test_each_matrix_of_a_stack_is_transposed():
         tensors, _, one = ROWS[name]
         loaded = load(zeros, tensors, Layout(one))
         assert_same({i: loaded["up"][i] for i in range(E)}, {i: EXPERTS[i].T for i in range(E)})
+
+
+def test_a_stack_that_is_packed_has_its_parts_one_after_the_other():
+    packed = np.concatenate([EXPERTS, 2 * EXPERTS], axis=1)  # (E, 2·OUT, IN)
+    both = Layout(row("packed", ("gate", "up"), packed_stack, linears))
+    zeros = {name: np.zeros((E, IN, OUT), np.float32) for name in ("gate", "up")}
+    loaded = load(zeros, {"packed": packed}, both)
+    transposed = EXPERTS.swapaxes(1, 2)
+    assert_same(loaded, {"gate": transposed, "up": 2 * transposed})
+    assert_same(export(loaded, both), {"packed": packed})
+    wrong = {"gate": np.zeros((E, IN, OUT), np.float32), "up": np.zeros((E, IN + 1, OUT))}
+    with pytest.raises(TransferError):
+        load(wrong, {"packed": packed}, both)
 
 
 WRONG = {

@@ -11,7 +11,7 @@ from jax_attn.families.traits import ExpertTraits
 from jax_attn.transfer import Layout, either, linear, linears, packed_stack, row, stacked
 
 
-class Spelled(NamedTuple):
+class ExpertNames(NamedTuple):
     """How files of a model_type spell experts, and transformers' defaults.
 
     module: that of router and experts; gate, up, down: layers of an expert. width: the name of an
@@ -28,8 +28,10 @@ class Spelled(NamedTuple):
 
 
 SPELLED = {
-    "mixtral": Spelled("block_sparse_moe", "w1", "w3", "w2", ("intermediate_size", 14336), 8, 2),
-    "qwen3_moe": Spelled(
+    "mixtral": ExpertNames(
+        "block_sparse_moe", "w1", "w3", "w2", ("intermediate_size", 14336), 8, 2
+    ),
+    "qwen3_moe": ExpertNames(
         *("mlp", "gate_proj", "up_proj", "down_proj"), ("moe_intermediate_size", 768), 128, 8
     ),
 }

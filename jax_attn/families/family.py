@@ -226,7 +226,9 @@ def type_of(config: Config, kinds: Iterable[str]) -> str | None:
         return None
     names = {name.replace("-", "").replace("_", ""): name for name in kinds}
     stem = match["stem"].lower()
-    return names.get(stem, names.get(f"{stem}text"))  # Gemma3ForCausalLM has a gemma3_text
+    # Gemma3ForCausalLM has a gemma3_text; Gemma3Model also reads images.
+    is_of_text = match[0].endswith("ForCausalLM")
+    return names.get(stem, names.get(f"{stem}text") if is_of_text else None)
 
 
 def _has_own_head(config: Config, head: Layout) -> bool:

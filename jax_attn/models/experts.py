@@ -112,7 +112,7 @@ def _summed(out: Float[Array, "*rows k D"], weights: Float[Array, "*rows k"]) ->
     return (out.astype(weights.dtype) * weights[..., None]).sum(axis=-2)
 
 
-class Stack(nnx.Module):
+class StackedKernel(nnx.Module):
     """The kernels (X, fan_in, fan_out) of a linear layer of each expert."""
 
     def __init__(
@@ -123,13 +123,13 @@ class Stack(nnx.Module):
         self.kernel = nnx.Param(jax.vmap(lambda key: torch_linear_init(key, shape, dtype))(keys))
 
 
-class Stacks(nnx.Module):
+class StackedKernels(nnx.Module):
     """The layers of all experts."""
 
     def __init__(self, count: int, embed_dim: int, width: int, **options: Any):
-        self.gate = Stack(count, embed_dim, width, **options)
-        self.up = Stack(count, embed_dim, width, **options)
-        self.down = Stack(count, width, embed_dim, **options)
+        self.gate = StackedKernel(count, embed_dim, width, **options)
+        self.up = StackedKernel(count, embed_dim, width, **options)
+        self.down = StackedKernel(count, width, embed_dim, **options)
 
     def kernels(self, dtype: DTypeLike) -> Kernels:
         """Return the kernels in this dtype."""
@@ -153,7 +153,7 @@ class Experts(nnx.Module):
         self.routing, self.activation = traits.experts, traits.activation
         count = traits.experts.number
         self.router = dense(embed_dim, count, use_bias=False, dtype=dtype, **options)
-        self.experts = Stacks(count, embed_dim, traits.width, **options)
+        self.experts = StackedKernels(count, embed_dim, traits.width, **options)
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         logits = self.router(x)

@@ -37,7 +37,7 @@ def _line(move: Move, dtype: str) -> tuple[Cells, str]:
     names = (*move.row.keys, *move.row.paths)
     numbers = {match[0] if (match := _NUMBER.search(name)) else "" for name in names}
     number = numbers.pop() if len(numbers) == 1 else ""
-    cells = []
+    cells: list[str] = []
     for side, shapes in ((move.row.keys, move.key_shapes), (move.row.paths, move.path_shapes)):
         opened = (_NUMBER.sub(_OPEN, name, count=1) if number else name for name in side)
         cells += _side([*opened], [str([*shape]) for shape in shapes])

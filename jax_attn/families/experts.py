@@ -62,7 +62,8 @@ def traits(config: Reading) -> ExpertTraits:
     number = count(config)
     chosen = config.number("num_experts_per_tok", default=SPELLED[kind].chosen)
     if chosen > number:
-        config.refuse("num_experts_per_tok", chosen, f"at most {number}, the number of experts")
+        expected = f"at most {number}, the number of experts"
+        config.refuse("num_experts_per_tok", chosen, expected, number, chosen)
     if kind == "mixtral":
         return ExpertTraits(number, chosen, are_normalized=True)
     if (dense := config.get("mlp_only_layers")) not in (None, []):

@@ -2,10 +2,13 @@
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import ml_dtypes
+
+from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.finding import StandingNote
-from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run
+from jax_attn.parity.run.inputs_and_runs import Arrays, Inputs, Run, holds
 
 if TYPE_CHECKING:
     from jax_attn.transfer import Layout, Problem
@@ -35,6 +38,22 @@ def checked_in(dtype: str) -> str:
     return (
         f'to check a port that computes in {dtype}, pass dtype="{dtype}", with the reference and '
         f"the port's parameters converted to {dtype}"
+    )
+
+
+def refuse_mistyped(outputs: Mapping[str, Any], dtype: str) -> None:
+    """Raise TypeError if outputs are coarser than `dtype`, and say how such a port is checked."""
+    mistyped = {k: a.dtype for k, a in outputs.items() if not holds(a.dtype, dtype)}
+    if not mistyped:
+        return
+    got = {k: d.name for k, d in mistyped.items()}
+    problem = (
+        f"port: expected outputs of dtype {dtype}, got {got}"
+        f"; build the module with dtype and param_dtype {dtype}"
+    )
+    coarsest = max(mistyped.values(), key=lambda kept: float(ml_dtypes.finfo(kept).eps))
+    raise TypeError(
+        f"{problem}; {checked_in(coarsest.name)}" if coarsest.name in DTYPES else problem
     )
 
 

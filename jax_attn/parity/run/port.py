@@ -13,16 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_attn.dtypes import DTYPES
 from jax_attn.parity.judge.finding import StandingNote
-from jax_attn.parity.run.asked_port import PINNED, PortFacts, checked_in
+from jax_attn.parity.run.asked_port import PINNED, PortFacts, refuse_mistyped
 from jax_attn.parity.run.call_side import as_raised, call_side, raised_when
 from jax_attn.parity.run.inputs_and_runs import (
     Arrays,
     Inputs,
     RaisedError,
     Run,
-    holds,
     named_outputs,
 )
 from jax_attn.parity.run.placement import MeshPlacement, unlike_copies
@@ -59,22 +57,33 @@ class Port:
     @cached_property
     def _output_shapes(self) -> tuple[Tree, Tree]:
         """The shapes of floating outputs and of the others: traced, or of a call if that fails."""
-        forward, *bound = self.bind()
-        args: Any = tuple(bound)
         try:
             with raised_when("the shapes of its outputs were traced, before it was run"):
-                shapes, after = jax.eval_shape(forward, *args)
+                (shapes, after), _ = self._traced
         except RaisedError as error:
+            forward, *bound = self.bind()
+            args: Any = tuple(bound)
             try:
                 shapes, after = jax.eval_shape(lambda outputs: outputs, forward(*args))
             except RaisedError:
                 raise error from error.__cause__
         return shapes, after.get("decided", {})
 
+    @cached_property
+    def _traced(self) -> tuple[Outputs, Counter[str]]:
+        """The shapes of a forward pass's outputs, and its floating-point results by dtype.
+
+        Raises RaisedError if it cannot be traced.
+        """
+        forward, *args = self.bind()
+        jaxpr, shapes = jax.make_jaxpr(forward, return_shape=True)(*args)
+        return shapes, Counter(float_dtypes(jaxpr.jaxpr))
+
     @property
     def sizes_of_outputs(self) -> dict[str, int]:
         """The number of elements of each output, by name."""
-        return {k: a.size for outputs in self._output_shapes for k, a in outputs.items()}
+        with self.on_mesh():
+            return {k: a.size for outputs in self._output_shapes for k, a in outputs.items()}
 
     def bind(self) -> tuple[Forward, nnx.State, Tree, Tree]:
         """Return (forward, params, floats, others); forward(params, floats, others) calls the port.
@@ -122,7 +131,7 @@ class Port:
     def run(self, dtype: str, cotangents: Arrays, transform: str) -> Run:
         """Return the outputs and, if there are cotangents, every gradient.
 
-        Raises TypeError as `called` does.
+        Raises TypeError if the dtype of an output does not hold every number of `dtype`.
         """
         with self.on_mesh():
             forward, args, fitting = self.called(dtype, cotangents)
@@ -131,6 +140,7 @@ class Port:
             else:
                 with raised_when(f"it was run under {transform}"):
                     (outputs, after), grads = RUN_UNDER[transform](forward, args, fitting)
+        refuse_mistyped(outputs, dtype)
         inputs: Tree = {}
         by_path: dict[str, jax.Array] = {}
         if grads is not None:
@@ -185,9 +195,8 @@ class Port:
 
     def computed_in(self) -> Counter[str]:
         """Count a forward pass's floating-point results by dtype; none if it cannot be traced."""
-        forward, *args = self.bind()
         with self.on_mesh(), contextlib.suppress(RaisedError):
-            return Counter(float_dtypes(jax.make_jaxpr(forward)(*args).jaxpr))
+            return self._traced[1]
         return Counter()
 
     def programs(self, dtype: str, cotangents: Arrays) -> dict[str, jax.stages.Compiled]:
@@ -233,15 +242,16 @@ class Port:
         Each cotangent has the dtype of its output, which may be finer than `dtype`: many models
         return float32 logits of a computation in bfloat16.
 
-        Raises TypeError if the dtype of an output does not hold every number of `dtype`.
+        Raises TypeError if, with cotangents, the dtype of an output does not hold every number of
+        `dtype`.
         """
         forward, *bound = self.bind()
         args: Any = tuple(bound)
+        if not cotangents:  # the port is not traced for shapes that nothing needs
+            return forward, args, {}
         shapes, decided = self._output_shapes
         shapes = shapes | {k: s for k, s in decided.items() if k in cotangents}
-        mistyped = {k: s.dtype for k, s in shapes.items() if not holds(s.dtype, dtype)}
-        if mistyped:
-            raise TypeError(_mistyped(mistyped, dtype))
+        refuse_mistyped(shapes, dtype)
         given = {k: c.shape for k, c in cotangents.items()}
         if {k: s.shape for k, s in shapes.items()} != given:
             # Outputs of other names or shapes have no cotangents; the comparison reports them.
@@ -289,17 +299,6 @@ def _is_narrow_row(a: Any) -> bool:
 def paths_of(module: nnx.Module, kind: type[nnx.Variable]) -> set[str]:
     """Return the dotted paths of every Variable of a kind."""
     return {spelled(path) for path, _ in nnx.to_flat_state(nnx.state(module, kind))}
-
-
-def _mistyped(outputs: Mapping[str, np.dtype], dtype: str) -> str:
-    """Say that outputs are coarser than `dtype`, and how a port in that dtype is checked."""
-    got = {name: held.name for name, held in outputs.items()}
-    problem = (
-        f"port: expected outputs of dtype {dtype}, got {got}; build the module with dtype and "
-        f"param_dtype {dtype}"
-    )
-    coarsest = max(outputs.values(), key=lambda held: float(jnp.finfo(held).eps))
-    return f"{problem}; {checked_in(coarsest.name)}" if coarsest.name in DTYPES else problem
 
 
 def _apart(outputs: Tree) -> Outputs:

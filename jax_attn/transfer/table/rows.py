@@ -1,6 +1,7 @@
 """A table's rows: torch keys, Flax paths, and the steps between them."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -167,7 +168,7 @@ def either(*alternatives: Row | Sequence[Row]) -> Either:
     if len({holes(r) for r in group.rows}) > 1:
         raise ValueError(f"either: every row needs the same names in braces, got {[*group.rows]}")
     owners = [key for a in group.alternatives for key in {key for r in a for key in r.keys}]
-    if shared := sorted({key for key in owners if owners.count(key) > 1}):
+    if shared := sorted(key for key, count in Counter(owners).items() if count > 1):
         raise ValueError(f"either: a key in two alternatives cannot tell them apart: {shared}")
     return group
 

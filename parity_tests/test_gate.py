@@ -78,7 +78,7 @@ def test_every_stage_is_run_and_timed(gate):
         "pytest -n auto",
     ]
     others = ("ruff check .", "ruff format --check .", "mypy ", "lint-imports ")
-    others += ("python .ci/rest_of_matrix.py",)
+    others += ("python .ci/rest_of_matrix.py 1",)
     assert all(called.count(call) == 1 for call in others)
     assert [call for call in called if call.startswith("sphinx-build -W ")]
     assert {"output of mypy", "output of sphinx-build", "output of pytest"} <= set(said)
@@ -94,6 +94,18 @@ def test_the_rows_that_the_main_command_left_out_are_all_others():
     assert not {*measured, *emulated} & {*rows.default(), *rows.emulated_by_default()}
     assert {*measured, *rows.default()} == {*rows.matrix()}
     assert {*emulated, *rows.emulated_by_default()} == {*rows.emulated()}
+
+
+def test_three_commits_in_a_row_have_every_row_once():
+    script = runpy.run_path(str(ROOT / ".ci" / "rest_of_matrix.py"))
+    parts = [script["left_out"](number) for number in (1257, 1258, 1259)]
+    for every, *found in zip(script["left_out"](), *parts, strict=True):
+        assert sorted(case.name for part in found for case in part) == sorted(
+            case.name for case in every
+        )
+        assert max(map(len, found)) - min(map(len, found)) <= 9
+        of = [{case.preparation for case in part} for part in found]
+        assert len(set().union(*of)) == sum(map(len, of))
 
 
 def test_all_failures_are_told_at_once_and_nothing_is_left_out(gate):

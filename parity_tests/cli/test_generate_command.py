@@ -66,6 +66,7 @@ def test_a_prompt_is_continued(run, folder):
     assert "a second" in result.stderr
 
 
+@pytest.mark.slow
 def test_no_more_is_generated_than_there_is_room_for(run, folder):
     wanted = following(folder, [5, 7, 11])[:2]
     assert run("5 7 11", "--length", "4").stdout == f"5 7 11 {text(wanted)}\n"
@@ -82,6 +83,7 @@ def test_turns_of_a_chat_go_on(run, folder):
     assert run("--chat", given="5 7\n9\n").stdout == f"{text(first)}\n{text(second)}\n"
 
 
+@pytest.mark.slow
 def test_a_seed_draws_and_decides(run):
     options = ("5 7", "--temperature", "2", "--top-k", "30", "--seed")
     assert run(*options, "1").stdout == run(*options, "1").stdout != run(*options, "2").stdout

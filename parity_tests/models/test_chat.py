@@ -127,6 +127,7 @@ def test_a_turn_reads_what_is_new(model, reads):
     assert read == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_row_that_has_ended_goes_on_from_its_end(model, reads):
     chat, rows = models.Chat(model, B, ROOM), [TEXT[0, :5], TEXT[1, :3]]
     said, _ = turn(models.Chat(model, B, ROOM), rows, reads)
@@ -200,6 +201,7 @@ def test_a_stream_whose_rows_end_keeps_the_cache(model, reads):
     assert read == [1, 1]
 
 
+@pytest.mark.slow
 def test_rows_of_which_one_is_new_reach_the_end_of_the_table(tmp_path, reads):
     """Padding behind the row that is nearly full lies behind the table of 23 positions."""
     with jax.enable_x64(True):
@@ -211,6 +213,7 @@ def test_rows_of_which_one_is_new_reach_the_end_of_the_table(tmp_path, reads):
         assert read == [2, 19]
 
 
+@pytest.mark.slow
 def test_streams_run_where_ranks_may_not_be_promoted(model):
     """They do so after the call that made them, which allows it, has returned."""
     with jax.numpy_rank_promotion("raise"):
@@ -270,6 +273,7 @@ def test_every_of_0_is_refused_before_anything_is_asked_for(model):
         models.Chat(model, 0)
 
 
+@pytest.mark.slow
 def test_what_is_unknown_under_jit_is_refused_by_name(model):
     known = "tokens: expected known values"
     with pytest.raises(ArgumentError, match=f"Model.stream: {known}"):

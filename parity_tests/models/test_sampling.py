@@ -117,6 +117,7 @@ def test_the_likeliest_stays_however_extreme_the_numbers():
     assert np.isfinite(sampling.changed(far, None, Sampling(1.0, top_p=1.0))).all()
 
 
+@pytest.mark.slow
 def test_a_key_decides_and_the_penalty_holds_without_a_draw(ours):
     how = {"temperature": 1.3, "eos_token_id": ()}
     first, again, other = (
@@ -128,6 +129,7 @@ def test_a_key_decides_and_the_penalty_holds_without_a_draw(ours):
         assert len({*row.tolist(), *prompt.tolist()}) == 20 + len({*prompt.tolist()})
 
 
+@pytest.mark.slow
 def test_other_numbers_compile_nothing(ours):
     compiled = []
 
@@ -230,6 +232,7 @@ def test_a_file_that_is_no_config_is_refused_by_generate_alone(text, theirs, tmp
         model.generate(TOKENS, None, NEW)
 
 
+@pytest.mark.slow
 def test_a_call_wins_over_its_checkpoint_and_save_keeps_the_file(theirs, tmp_path):
     theirs.save_pretrained(tmp_path / "file")
     (tmp_path / "file" / "generation_config.json").write_text(json.dumps(LLAMA))

@@ -74,6 +74,7 @@ def test_a_style_is_taken_wherever_it_has_a_place_and_computes_the_same():
         np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_right_port_agrees_in_float64_and_each_style_does():
     name = "block, gated"
     styles = [s for s in STYLES if in_style(subject(name).translation.source, s)]
@@ -94,6 +95,7 @@ def test_a_wrong_port_is_labelled_and_a_verifier_that_looks_at_it_fails_it():
     assert on["ones"][f"{OURS}, outputs"] != "P"
 
 
+@pytest.mark.slow
 def test_a_port_that_raises_an_error_or_does_the_same_is_not_scored():
     name, source = "block, gated", subject("block, gated").translation.source
     start = source.index("self.up(x)")

@@ -82,6 +82,7 @@ def test_eval_mode_is_bit_equal_to_a_translation_of_eval_mode_alone(monkeypatch)
     assert not np.array_equal(called(dropping), expected)
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_as_often_and_scaled_as_in_torch():
     net, _, translation = made("all")
     port = loaded(translation, net)

@@ -200,6 +200,7 @@ def test_of_a_right_port_nothing_differs():
     assert explanation.sentence.startswith("No difference")
 
 
+@pytest.mark.slow
 def test_where_in_a_tensor_is_said():
     (region, *_) = explain(OneQuery).regions
     assert where(region.first_wrong) == [

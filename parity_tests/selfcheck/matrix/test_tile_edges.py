@@ -124,5 +124,5 @@ def test_a_report_says_which_tiles_and_pages_each_row_ran_in():
     small, cached = json.loads(as_json(found, {}, []))["cases"]
     assert (small["tiles"], small["pages"]) == ("none: dense writes all scores out", "")
     assert cached["tiles"] == "none: attention to a cache, by its pages"
-    assert cached["pages"] == "small: 5 + 3 places"
+    assert cached["pages"] == "small: 8 places"
     assert {"tiles: 2 none", "pages: 1 small"} <= set(summary_lines(found, []))

@@ -224,6 +224,7 @@ def test_a_bias_added_with_the_wrong_sign_turns_its_case_to_fail():
     assert verdict("gqa", "bias", with_call(negated)) is Verdict.FAIL
 
 
+@pytest.mark.slow
 def test_a_row_that_may_attend_to_nothing_given_the_mean_of_the_values_fails():
     """What jax.nn and flax do there; ours, and the definition, give 0."""
 

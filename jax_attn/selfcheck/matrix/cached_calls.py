@@ -29,8 +29,8 @@ PortCall = Callable[..., dict[str, jax.Array]]
 # The numbers of tokens that a row reads, chunk by chunk; each row starts elsewhere in the list.
 _PACE = (3, 1, 0, 2)
 SHIPPED_PAGES = PageSizes()
-# Small enough that a text of 13 tokens has two pages, and several tokens are written page by page. A
-# text of 8 has one, whose program compiles in two thirds of the time.
+# Small enough that a text of 13 tokens has two pages, and several tokens are written page by page.
+# A text of 8 has one, whose program compiles in two thirds of the time.
 SMALL_PAGES = PageSizes(first=8, few_tokens=1, query_tile=2)
 
 

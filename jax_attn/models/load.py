@@ -2,17 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
 from jax_attn.dtypes import DTYPES
@@ -23,6 +21,7 @@ from jax_attn.families.traits import ModelTraits
 from jax_attn.families.whole import architecture
 from jax_attn.models import defaults
 from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
+from jax_attn.models.sharding import Placing, record, refuse_other_kinds
 from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
 from jax_attn.transfer import load as load_tensors
 from jax_attn.transfer.arrays import LazyMapping, Spec, read, recast, specs
@@ -30,14 +29,7 @@ from jax_attn.transfer.files import port_folder, staging
 from jax_attn.transfer.files.checkpoint import Checkpoint
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
-from jax_attn.transfer.nnx.placement import by_pattern
 from jax_attn.transfer.table.layout import moves_by_sizes
-
-Placing = (
-    Sharding | Mapping[str, Sharding] | Callable[[str, tuple[int, ...]], Sharding | None] | None
-)
-"""Sharding of parameters: one for all, one for each pattern of a dotted path as in tables, or a
-function of dotted path and shape."""
 
 _LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
 _CLASSES = {
@@ -70,9 +62,9 @@ def load(
       dtype: cast the parameters to this dtype; the file's own unless given.
       sharding: the parameters' sharding: a `jax.sharding.Sharding` for all; a mapping to shardings
         from patterns of dotted paths, such as "layers.{layer}.mlp.up.kernel", of which the first
-        that matches is used; or a function `(dotted path, shape) -> Sharding or None`. Each device
-        receives its part while the file is read. A pattern that matches no path raises
-        TransferError.
+        that matches is used; or a function `(dotted path, shape) -> Sharding or None`. Under
+        `jax.set_mesh`, a PartitionSpec is a sharding too. Each device receives its part while the
+        file is read. A pattern that matches no path raises TransferError.
       part: the key of the tensors, such as "state_dict", in a pickle of a trainer, which holds
         other values too; "state.model" for a key within a key.
       strip: a prefix that a trainer added to the keys, such as "model.", which is removed from
@@ -86,6 +78,7 @@ def load(
         something that a model needs; all problems are listed.
       OSError: a file cannot be read.
     """
+    refuse_other_kinds(sharding)
     path = Path(path)
     config = read_config(path)
     if config is None:
@@ -126,7 +119,7 @@ def load(
         model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
         if unplaced := _unplaced(shapes, model):
             raise _error(unplaced)
-        _place(model, sharding)
+        record(model, sharding)
         load_tensors(model, _Cast(tensors, param_dtype), layout)
     model.generation, file = defaults.read(path, config)
     model.origin = Origin(json.dumps(config), keys, json.dumps(file))
@@ -264,46 +257,6 @@ def _unplaced(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[Probl
     parts = sorted({path.split(".")[0] for path in shapes} - own)
     text = "the file has weights under this name, but no model here has such a part"
     return [Problem("unexpected", part, text) for part in parts]
-
-
-def _place(model: Model, sharding: Placing) -> None:
-    """Record in an abstract model the sharding of each parameter.
-
-    Raises TransferError with every parameter that its sharding cannot shard.
-    """
-    if sharding is None:
-        return
-    if isinstance(sharding, Mapping):
-        sharding = _by_pattern(sharding, flatten(model))
-    placed, problems = [], []
-    for path, variable in nnx.to_flat_state(nnx.state(model)):
-        old = variable.get_value()
-        dotted = ".".join(map(str, path))
-        where = sharding if isinstance(sharding, Sharding) else sharding(dotted, old.shape)
-        try:
-            new = jax.ShapeDtypeStruct(old.shape, old.dtype, sharding=where)
-        except ValueError as error:
-            text = f"expected a sharding for an array of shape {list(old.shape)}: {error}"
-            problems.append(Problem("unwritten", dotted, text))
-        else:
-            placed.append((path, variable.replace(new)))
-    if problems:
-        raise _error(problems)
-    nnx.update(model, nnx.from_flat_state(placed))
-
-
-def _by_pattern(
-    sharding: Mapping[str, Sharding], paths: Collection[str]
-) -> Callable[[str, tuple[int, ...]], Sharding | None]:
-    """Return a function to the sharding of the first pattern that a path matches.
-
-    Raises TransferError if a pattern matches no path.
-    """
-    chosen, idle = by_pattern(sharding, paths)
-    if idle:
-        text = f"expected a pattern that a parameter's path matches, such as {next(iter(paths))!r}"
-        raise _error([Problem("missing", f"sharding {name!r}", text) for name in idle])
-    return lambda path, _: sharding[chosen[path][0]] if path in chosen else None
 
 
 class _Cast(LazyMapping[np.ndarray]):

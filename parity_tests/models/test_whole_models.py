@@ -3,14 +3,11 @@
 from dataclasses import replace
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from flax import nnx
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from helpers.families.whole_model_mistakes import MISTAKES, attention, embedding
 from helpers.families.whole_models import CASES, ROUNDED, USUAL, assert_gradients
@@ -24,7 +21,6 @@ from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
 from jax_attn.porting.verify.model_pair import _groups
-from jax_attn.transfer import TransferError
 from jax_attn.transfer.table import resolve
 
 
@@ -167,41 +163,6 @@ def test_back_to_both_sides_bit_for_bit(each, tmp_path):
     again = models.load(tmp_path / "flax")
     for path, array in transfer.flatten(each.pair.port).items():
         assert np.asarray(array).tobytes() == np.asarray(transfer.flatten(again)[path]).tobytes()
-
-
-@pytest.mark.slow
-def test_every_parameter_lies_where_it_is_asked_to(small):
-    """By one sharding for all, and by a function of path and shape."""
-    model = small("llama")
-    mesh = jax.make_mesh((1,), ("data",))
-    everywhere, rows = (NamedSharding(mesh, P(*axes)) for axes in ((), ("data",)))
-    asked = {}
-
-    def by_path(path, shape):
-        asked[path] = shape
-        return rows if path.endswith("embedding") else everywhere
-
-    for sharding in (everywhere, by_path):
-        loaded = models.load(model.folder, sharding=sharding)
-        for path, array in transfer.flatten(loaded).items():
-            wanted = everywhere if sharding is everywhere else by_path(path, array.shape)
-            assert array.sharding == wanted, path
-    assert asked == {path: a.shape for path, a in transfer.flatten(model.pair.port).items()}
-
-
-def test_a_pattern_of_paths_says_where_they_lie(small):
-    """A pattern that no path matches would leave what it was meant for on every device."""
-    model = small("llama")
-    mesh = jax.make_mesh((2,), ("heads",))
-    halves = NamedSharding(mesh, P(None, "heads"))
-    heads = "layers.{layer}.attention.q_proj.kernel"
-    loaded = models.load(model.folder, sharding={heads: halves})
-    for path, array in transfer.flatten(loaded).items():
-        assert (array.sharding == halves) == path.endswith("q_proj.kernel"), path
-    with pytest.raises(TransferError, match=r"(?s)sharding 'q_proj'.*sharding 'blocks.\{n\}.wq'"):
-        models.load(
-            model.folder, sharding={heads: halves, "q_proj": halves, "blocks.{n}.wq": halves}
-        )
 
 
 @pytest.mark.slow

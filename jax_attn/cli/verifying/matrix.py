@@ -34,12 +34,13 @@ def plan(
     filters: Filters, backend: str, implementation: str | None, every_row: bool
 ) -> "tuple[list[Piece], list[str], int]":
     """Return the selected work, the names of its rows, and the number of rows that --all adds."""
-    from jax_attn.attention.dispatch import KERNELS
     from jax_attn.selfcheck import process_pool
     from jax_attn.selfcheck.matrix import rows
 
     designs, dtypes, pattern = filters
     if implementation is not None:
+        from jax_attn.attention.dispatch import KERNELS
+
         expect_known("--implementation", (implementation,), KERNELS)
     every = selected(rows.matrix(), *filters)
     measured = every if every_row else selected(rows.default(), *filters)

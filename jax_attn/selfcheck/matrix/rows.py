@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, combinations
 
+import numpy as np
+
 from jax_attn.dtypes import DTYPES
 from jax_attn.parity.run import TRANSFORMS
 from jax_attn.selfcheck.matrix.cases import Case
@@ -120,28 +122,28 @@ def covering() -> tuple[Case, ...]:
     most for its cost, where levels that few rows could add count more; then superfluous rows are
     removed, the most expensive first. The fewest possible rows would be hard to find.
     """
-    adds = {case: _covered(case) for case in _all()}
-    cost = {case: _cost(case) for case in adds}
-    having: dict[object, list[Case]] = {}
-    for case, things in adds.items():
+    cases = [*_all()]
+    adds = [_covered(case) for case in cases]
+    cost = np.array([_cost(case) for case in cases])
+    having: dict[object, list[int]] = {}
+    for n, things in enumerate(adds):
         for thing in things:
-            having.setdefault(thing, []).append(case)
+            having.setdefault(thing, []).append(n)
     # Integers, because they are summed in the order of a set, which differs between processes.
-    worth = {thing: round(2**40 * len(cases) ** -0.5) for thing, cases in having.items()}
-    gain = {case: sum(worth[thing] for thing in things) for case, things in adds.items()}
-    missing, rows = {*having}, list[Case]()
+    worth = {thing: round(2**40 * len(having[thing]) ** -0.5) for thing in having}
+    gain = np.array([sum(worth[thing] for thing in things) for things in adds])
+    missing, chosen = {*having}, list[int]()
     while missing:
-        rows.append(best := max(gain, key=lambda case: gain[case] / cost[case]))
+        chosen.append(best := int((gain / cost).argmax()))
         for thing in adds[best] & missing:
-            for case in having[thing]:
-                gain[case] -= worth[thing]
+            gain[having[thing]] -= worth[thing]
         missing -= adds[best]
-    times = Counter(chain.from_iterable(adds[case] for case in rows))
-    for case in sorted(rows, key=cost.__getitem__, reverse=True):
-        if all(times[thing] > 1 for thing in adds[case]):
-            rows.remove(case)
-            times.subtract(adds[case])
-    return _in_order(rows)
+    times = Counter(chain.from_iterable(adds[n] for n in chosen))
+    for n in sorted(chosen, key=cost.__getitem__, reverse=True):
+        if all(times[thing] > 1 for thing in adds[n]):
+            chosen.remove(n)
+            times.subtract(adds[n])
+    return _in_order([cases[n] for n in chosen])
 
 
 @cache

@@ -55,13 +55,11 @@ def solve(
     }
     cotangents = [(output, d_output)]
     cotangents += [(weights, d_weights)] if d_weights is not None else []
-    ends = [(y, torch.tensor(d)) for y, d in cotangents if y.requires_grad]
+    # Not as cotangents: torch's check of their shapes imports sympy, a third of a second.
+    nothing = torch.zeros((), requires_grad=True)
+    total = sum(((y * torch.tensor(d)).sum() for y, d in cotangents), start=nothing)
     grads = torch.autograd.grad(
-        [y for y, _ in ends],
-        list(wrt.values()),
-        [d for _, d in ends],
-        allow_unused=True,
-        materialize_grads=True,
+        total, list(wrt.values()), allow_unused=True, materialize_grads=True
     )
     grads_of: dict[str, dict[str, np.ndarray]] = {"input": {}, "weight": {}, "bias": {}}
     for (kind, name), grad in zip(wrt, grads, strict=True):

@@ -115,6 +115,8 @@ def _print(checkpoint: Path, contents: "Contents", held: Held) -> None:
             branch.add(_text(line))
     if not contents.attention:
         tree.add("no attention found")
+    if (experts := contents.experts) is not None:
+        tree.add(f"experts: {experts['number']} a layer, {experts['chosen']} for each token")
     if contents.has_model:
         call = f"jax_attn.models.load({str(checkpoint)!r}{held.arguments})"
         tree.add(_text(f"a whole model: {call}"))

@@ -62,6 +62,8 @@ class Contents:
 
     dtypes: name -> tensors and bytes. tied: key -> the key whose tensor it is. has_model: whether
     `jax_attn.models.load` supports it; if not, although the family is known, a note says why.
+    experts: how many MLPs a layer has (number), and how many a token is sent to (chosen), if a
+    model that is supported has several.
     """
 
     family: str | None
@@ -75,6 +77,7 @@ class Contents:
     tied: dict[str, str]
     notes: list[str]
     has_model: bool = False
+    experts: dict[str, Any] | None = None
 
 
 def inspect(
@@ -107,6 +110,8 @@ def inspect(
                 "classes need it"
             )
         notes += [f"no whole model: {problem}" for problem in model_problems(known)]
+    has_model = family is not None and not model_problems(known)
+    experts = family.model_traits(known).blocks[0].mlp.experts if family and has_model else None
     # A place up to its first number: decoder.block.3.
     numbered = (re.match(r".*?\d+", place) for block in blocks for place in block.places)
     layers = {match[0] for match in numbered if match}
@@ -121,7 +126,8 @@ def inspect(
         attention=_together(blocks),
         tied=dict(tied),
         notes=notes,
-        has_model=family is not None and not model_problems(known),
+        has_model=has_model,
+        experts=experts and experts._asdict(),
     )
 
 

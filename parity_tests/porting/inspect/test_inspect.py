@@ -51,6 +51,16 @@ def test_the_tree_says_what_the_document_does(tmp_path):
         assert said in text
 
 
+def test_experts_are_told_where_there_are_several(tmp_path):
+    experts = GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 2}
+    tf.MixtralForCausalLM(tf.MixtralConfig(**experts)).save_pretrained(tmp_path / "some")
+    tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)).save_pretrained(tmp_path / "none")
+    some = {"number": 5, "chosen": 2, "are_normalized": True}
+    assert [inspected(tmp_path / name)["experts"] for name in ("some", "none")] == [some, None]
+    text = CliRunner().invoke(main, ["inspect", str(tmp_path / "some")]).stdout
+    assert "experts: 5 a layer, 2 for each token" in text
+
+
 LIES = {
     "other heads": ({"num_attention_heads": 3}, "expected 3 heads of head_dim = 10, got 6"),
     "another width": ({"head_dim": 13}, "a multiple of head_dim = 13"),

@@ -1,9 +1,10 @@
 """`jax-attn generate`: let a checkpoint's model continue a text, or answer turn by turn."""
 
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +36,27 @@ if TYPE_CHECKING:
     show_default=True,
     help="The most tokens of a text, or of a whole conversation, if the model takes as many.",
 )
-@click.option("--temperature", type=float, help="Divide the logits; 0 takes the likeliest token.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    help="Divide the logits; 0 takes the likeliest token.",
+)
 @click.option("--top-k", type=click.IntRange(1), help="Draw from the k likeliest tokens.")
-@click.option("--top-p", type=float, help="Draw from the likeliest tokens that add up to p.")
-@click.option("--min-p", type=float, help="Draw from tokens of this share of the likeliest.")
-@click.option("--repetition-penalty", type=float, help="Make the text's own tokens rarer.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Draw from the likeliest tokens that add up to p.",
+)
+@click.option(
+    "--min-p",
+    type=click.FloatRange(0, 1),
+    help="Draw from tokens of this share of the likeliest.",
+)
+@click.option(
+    "--repetition-penalty",
+    type=click.FloatRange(0, min_open=True),
+    help="Make the text's own tokens rarer.",
+)
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
@@ -96,7 +113,8 @@ def command(
     except TransferError as error:
         refuse(error)
     except (ArgumentError, OSError) as error:
-        raise WrongInput(str(error).removeprefix("Chat.stream: ")) from error
+        text = str(error).removeprefix("Chat.stream: ")
+        raise WrongInput(_with_options(text, (*numbers, "length"))) from error
 
 
 _EVERY = 4
@@ -138,6 +156,12 @@ def _tell_speed(count: int, first: float, rest: float) -> None:
     if count > _EVERY:
         text += f", then {(count - _EVERY) / rest:.1f} a second"
     click.echo(text, err=True)
+
+
+def _with_options(message: str, arguments: Sequence[str]) -> str:
+    """Return a message about arguments of these names in the spelling of the command's options."""
+    named = rf"\b({'|'.join(arguments)})(?=: |=)"
+    return re.sub(named, lambda found: "--" + found[1].replace("_", "-"), message)
 
 
 def _turns(prompt: str | None) -> Iterator[str]:

@@ -90,8 +90,12 @@ def test_a_seed_draws_and_decides(run):
 
 
 REFUSED = {
-    "a temperature below 0": (("5", "--temperature", "-1"), "temperature: expected a number above"),
-    "top_p alone": (("5", "--top-p", ".5"), "top_p: expected a temperature beside it"),
+    "a temperature below 0": (("5", "--temperature", "-1"), "'--temperature': -1.0 is not in"),
+    "no temperature": (("5", "--temperature", "nan"), "--temperature: expected a number above 0"),
+    "a share of 0": (("5", "--top-p", "0"), "'--top-p': 0.0 is not in"),
+    "a penalty of 0": (("5", "--repetition-penalty", "0"), "'--repetition-penalty': 0.0 is not in"),
+    "top_p alone": (("5", "--top-p", ".5"), "--top-p: expected a temperature beside it"),
+    "a share above 1": (("5", "--min-p", "1.5"), "'--min-p': 1.5 is not in"),
     "a text that is too long": (("5 7 9", "--length", "2"), "expected at most 2 tokens, got 3"),
     "an empty text": (("",), "PROMPT: expected a text of at least one token, got ''"),
 }

@@ -5,6 +5,8 @@ G = N // K, H head_dim, Hv that of the values. Query head n reads key/value head
 E counts the extra keys that have a column of weights: bias_k and add_zero_attn, 0 to 2.
 """
 
+import dataclasses
+
 from jax.lax import PrecisionLike
 from jaxtyping import Array, Bool, Float
 
@@ -19,6 +21,7 @@ from jax_attn.attention.kernels.mesh import explicit
 from jax_attn.attention.kernels.mesh.shards import WEIGHTS
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import MaskLike
+from jax_attn.attention.position_bias import Alibi, alibi_problems
 
 
 @broadcasting
@@ -175,6 +178,7 @@ def attend_with_cache(
     bias_v: Float[AnyArray, "K Hv"] | None = None,
     add_zero_attn: bool = False,
     sinks: Float[AnyArray, " N"] | None = None,
+    alibi: Alibi | None = None,
 ) -> tuple[Float[Array, "B T N Hv"], KVCache]:
     """Compute causal attention of the next tokens to all tokens so far, and extend the cache.
 
@@ -186,6 +190,7 @@ def attend_with_cache(
         token sees (``Mask.window(left, 0)``). Other conditions are refused.
       scale, softcap, precision, bias_k, bias_v, add_zero_attn, sinks: as in
         ``dot_product_attention``; extra keys are seen in every call and never cached.
+      alibi: adds a bias by the positions of all tokens so far; not beside extra keys.
 
     Returns:
       (B, T, N, Hv) in the query's dtype, and the cache with the new tokens. If a row would hold
@@ -198,5 +203,8 @@ def attend_with_cache(
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
     where = "attention with a cache"
     call = checked_call(where, query, key, value, mask, *options, extra)
-    checks.raise_all(where, cached.refusals(call, cache))
+    problems = alibi_problems(alibi, call.N)
+    if alibi is not None and not problems:
+        call = dataclasses.replace(call, alibi=alibi.slopes)
+    checks.raise_all(where, problems + cached.refusals(call, cache))
     return cached.attention(call.on_device(), cache)

@@ -13,11 +13,23 @@ from jax_attn.attention import checks
 from jax_attn.attention.annotations import AbstractArray
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.mask import Mask
+from jax_attn.attention.position_bias import KeySlopes
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["query", "key", "value", "mask", "bias", "dropout", "bias_k", "bias_v", "sinks"],
+    data_fields=[
+        "query",
+        "key",
+        "value",
+        "mask",
+        "bias",
+        "dropout",
+        "bias_k",
+        "bias_v",
+        "sinks",
+        "alibi",
+    ],
     meta_fields=["scale", "softcap", "precision", "add_zero_attn"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,6 +43,8 @@ class Call:
     learned key bias_k (K, H) with its value bias_v (K, Hv), a key and value of 0 if add_zero_attn,
     and sinks (N,), scores that take weight and have no value. The first two have dropout and
     columns of weights after the S, in this order; sinks have neither.
+
+    alibi: a bias by the positions of keys, for attention with a cache, which knows them.
     """
 
     query: jax.Array
@@ -46,6 +60,7 @@ class Call:
     bias_v: jax.Array | None = None
     sinks: jax.Array | None = None
     add_zero_attn: bool = False
+    alibi: KeySlopes | None = None
 
     B = property(lambda self: self.query.shape[0])
     T = property(lambda self: self.query.shape[1])

@@ -6,35 +6,88 @@ Short, Test Long", 2022). T5: distances fall into buckets, each with a learned b
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import checks
+from jax_attn.attention.annotations import AnyArray
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["slopes"],
+    meta_fields=["factor", "rounded"],
+)
+@dataclasses.dataclass(frozen=True)
+class KeySlopes:
+    """The slope of each head, (N,), and what else decides on the bias, as in `Alibi`."""
+
+    slopes: jax.Array
+    factor: float
+    rounded: bool
+
+    def bias(self, positions: Int[AnyArray, "B S"]) -> Float[Array, "B N 1 S"]:
+        """Return factor · slope · the key's position, in the slopes' dtype.
+
+        That a query's own position is missing cancels in the softmax.
+        """
+        keys_B11S = self._stored(jnp.asarray(positions, self.slopes.dtype))[:, None, None]
+        return self.factor * self._stored(self.slopes[:, None, None] * keys_B11S)
+
+    def _stored(self, x: jax.Array) -> jax.Array:
+        """Round to bfloat16. XLA may leave out a cast to it and back."""
+        bits = jnp.finfo(jnp.bfloat16)
+        return jax.lax.reduce_precision(x, bits.nexp, bits.nmant) if self.rounded else x
 
 
 @dataclasses.dataclass(frozen=True)
 class Alibi:
     """ALiBi for num_heads heads, slopes multiplied by factor; call it as (T, S) -> (N, 1, S).
 
-    Raises ArgumentError unless num_heads is an int ≥ 1 and factor a finite number > 0.
+    rounded: slopes and their products with positions are rounded to bfloat16, as in Falcon.
+
+    Raises ArgumentError unless num_heads is an int ≥ 1, factor a finite number > 0 and rounded a
+    bool.
     """
 
     num_heads: int
     factor: float = 1.0
+    rounded: bool = False
 
     def __post_init__(self) -> None:
         problems = checks.count_problems(num_heads=self.num_heads)
         if not (checks.is_real(self.factor) and self.factor > 0):
             got = checks.summary(self.factor)
             problems.append(f"factor: expected a finite number > 0, got {got}")
+        if not isinstance(self.rounded, bool):
+            problems.append(f"rounded: expected True or False, got {checks.summary(self.rounded)}")
         checks.raise_all("Alibi", problems)
 
     def __call__(self, T: int, S: int) -> Float[Array, "N 1 S"]:
+        if self.rounded:
+            return self.slopes.bias(jnp.arange(S)[None])[0]
         return alibi(self.num_heads, S, factor=self.factor)
+
+    @property
+    def slopes(self) -> KeySlopes:
+        """The slopes, of JAX's default floating-point dtype."""
+        slopes_N = alibi_slopes(self.num_heads)
+        if self.rounded:
+            slopes_N = slopes_N.astype(jnp.bfloat16).astype(np.float64)
+        return KeySlopes(jnp.asarray(slopes_N), self.factor, self.rounded)
+
+
+def alibi_problems(alibi: object, num_heads: int) -> list[str]:
+    """Say why a value is no Alibi of this many heads, nor None."""
+    if alibi is None or (isinstance(alibi, Alibi) and alibi.num_heads == num_heads):
+        return []
+    return [f"alibi: expected None or an Alibi of {num_heads} heads, got {alibi!r}"]
 
 
 def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> Float[Array, "N 1 S"]:

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jax_attn.attention import KVCache, Mask
+from jax_attn.attention import Alibi, KVCache, Mask
 from jax_attn.families.traits import BlockTraits
 from jax_attn.models.attention import attention
 from jax_attn.models.experts import Experts
@@ -53,12 +53,12 @@ class Block(nnx.Module):
         mask: Mask,
         positions: Positions | None = None,
         cache: KVCache | None = None,
-        bias: Float[Array, "#B #N #T T"] | None = None,
+        bias: Float[Array, "#B #N #T T"] | Alibi | None = None,
     ) -> tuple[Float[Array, "B T D"], KVCache | None]:
         """Return the block's output and, if a cache is given, the cache extended by these tokens.
 
         mask: the same for every layer. positions: for rotary, 0 … T−1 unless given. bias:
-        added to the scores.
+        added to the scores; with a cache, an Alibi.
         """
         if self.placement == "post":
             attended, cache = self._attended(x, mask, positions, cache, bias)
@@ -87,12 +87,12 @@ class Block(nnx.Module):
         mask: Mask,
         positions: Positions | None,
         cache: KVCache | None,
-        bias: jax.Array | None,
+        bias: Any,
     ) -> tuple[jax.Array, KVCache | None]:
         if self.window is not None:
             mask &= Mask.window(self.window - 1, None)
         if cache is not None:
-            return self.attention(x, mask=mask, cache=cache)
+            return self.attention(x, mask=mask, bias=bias, cache=cache)
         if self.attention.rotary is None:
             positions = None
         attended = self.attention(
@@ -110,7 +110,7 @@ class Stack(nnx.List):
         mask: Mask,
         positions: Positions | None = None,
         caches: Sequence[KVCache] | None = None,
-        bias: Float[Array, "#B #N #T T"] | None = None,
+        bias: Float[Array, "#B #N #T T"] | Alibi | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[KVCache, ...] | None]:
         """Return the last block's output, and the caches extended by these tokens."""
         if caches is None:
@@ -119,6 +119,6 @@ class Stack(nnx.List):
             return x, None
         grown = []
         for layer, cache in zip(self, caches, strict=True):
-            x, cache = layer(x, mask, cache=cache)
+            x, cache = layer(x, mask, cache=cache, bias=bias)
             grown.append(cache)
         return x, tuple(grown)

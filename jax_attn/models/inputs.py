@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jax_attn.attention import KVCache, Mask, checks
+from jax_attn.attention import Alibi, KVCache, Mask, checks
 from jax_attn.attention.annotations import AnyArray
-from jax_attn.attention.position_bias import alibi_slopes
-from jax_attn.families.traits import BiasTraits, EmbeddingTraits, ModelTraits, PositionTraits
+from jax_attn.families.traits import EmbeddingTraits, ModelTraits, PositionTraits
 from jax_attn.models import packing
 
 
@@ -18,26 +17,30 @@ class Reads(NamedTuple):
     """Positions and masks that the layers of a model use.
 
     layers: their number. turns: rotary positions in any layer. stretches: rotary frequencies that
-    depend on the length, in any layer. is_causal: all layers are causal. alibi: its traits and the
-    number of heads, or None.
+    depend on the length, in any layer. is_causal: all layers are causal. alibi: the same in every
+    layer, or None.
     """
 
     layers: int
     turns: bool
     stretches: bool
     is_causal: bool
-    alibi: tuple[BiasTraits, int] | None
+    alibi: Alibi | None
 
     @classmethod
     def of(cls, traits: ModelTraits) -> "Reads":
         layers = [block.attention for block in traits.blocks]
-        biases = [(a.bias, a.sizes.num_heads) for a in layers if a.bias is not None]
+        alibis = [
+            Alibi(a.sizes.num_heads, rounded=a.bias.rounded, **a.bias.fields)
+            for a in layers
+            if a.bias is not None
+        ]
         return cls(
             layers=len(layers),
             turns=any(a.rotary is not None for a in layers),
             stretches=any(a.rotary is not None and a.rotary.stretches for a in layers),
             is_causal=all(a.is_causal for a in layers),
-            alibi=biases[0] if biases else None,
+            alibi=alibis[0] if alibis else None,
         )
 
 
@@ -103,8 +106,6 @@ def cache_problems(reads: Reads) -> list[str]:
     found = []
     if not reads.is_causal:
         found.append("cache: expected a causal model, in which no token sees a later one")
-    if reads.alibi is not None:
-        found.append("cache: expected a model without ALiBi, which caches do not support yet")
     if reads.stretches:
         expected = "rotary frequencies that do not depend on the length"
         found.append(f"cache: expected {expected}, got DynamicNTK")
@@ -241,8 +242,7 @@ def places(T: int, segments: Int[AnyArray, "B T"] | None) -> Int[Array, "#B T"]:
 
 
 def alibi_bias(
-    traits: BiasTraits,
-    num_heads: int,
+    alibi: Alibi,
     T: int,
     attention_mask: Int[AnyArray, "B T"] | None,
     segments: Int[AnyArray, "B T"] | None = None,
@@ -256,10 +256,7 @@ def alibi_bias(
     if attention_mask is not None:
         own_BT = jnp.asarray(attention_mask).astype(jnp.int32)
     position_BT = (packing.counted(own_BT, segments) - 1) * own_BT
-    dtype = jnp.bfloat16 if traits.rounded else jnp.float32
-    slopes_N = jnp.asarray(alibi_slopes(num_heads), dtype)
-    products = slopes_N[None, :, None, None] * position_BT[:, None, None].astype(dtype)
-    return traits.fields.get("factor", 1.0) * products.astype(jnp.float32)
+    return alibi.slopes.bias(position_BT)
 
 
 def last_places(

@@ -196,10 +196,10 @@ class Model(nnx.Module):
         tokens, segments = jnp.asarray(tokens), packing.each_apart(segments)
         filled_B = None if cache is None else cache[0].filled
         x = self._embedded(tokens, lengths, attention_mask, types, positions, segments, filled_B)
-        mask, bias = inputs.mask(lengths, attention_mask, segments), None
-        if self.reads.alibi is not None:
-            alibi, T = self.reads.alibi, tokens.shape[1]
-            bias = inputs.alibi_bias(*alibi, T, attention_mask, segments)
+        mask = inputs.mask(lengths, attention_mask, segments)
+        bias: Any = self.reads.alibi
+        if bias is not None and cache is None:
+            bias = inputs.alibi_bias(bias, tokens.shape[1], attention_mask, segments)
         if positions is None and segments is not None:
             positions = inputs.places(tokens.shape[1], segments)
         x, grown = self.layers(x, mask, positions, cache, bias)
@@ -223,8 +223,7 @@ class Model(nnx.Module):
         A layer with a shorter window keeps only that many.
 
         Raises:
-          ArgumentError: a model that is not causal, that has a bias by position, or whose rotary
-            frequencies depend on the length.
+          ArgumentError: the model is not causal, or its rotary frequencies depend on the length.
         """
         checks.raise_all("Model.empty_cache", inputs.cache_problems(self.reads))
         return tuple(layer.empty_cache(batch, length) for layer in self.layers)

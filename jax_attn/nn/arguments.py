@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Int
 
-from jax_attn.attention import Dropout, KVCache, checks, integers
+from jax_attn.attention import Alibi, Dropout, KVCache, checks, integers
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.rotary import DynamicNTK, Rotary, position_problems, rotate
 
@@ -159,15 +159,21 @@ def cache_problems(
     module: Any,
     query: Any,
     cache: object,
+    bias: object,
     others: Mapping[str, object],
     deterministic: bool | None,
     is_causal: bool,
 ) -> list[str]:
-    """Say what is wrong with a call with a cache. others: arguments that must then be None."""
+    """Say what is wrong with a call with a cache.
+
+    bias: the call's, of a kind that caches know. others: arguments that must then be None.
+    """
     problems = checks.is_causal_problems(is_causal)
     problems += [
         f"{name}: expected None with a cache" for name, x in others.items() if x is not None
     ]
+    if not isinstance(bias, Alibi | None):
+        problems.append(f"bias: expected None or an Alibi with a cache, got {checks.summary(bias)}")
     if not isinstance(cache, KVCache):
         problems.append(f"cache: expected a KVCache, got {checks.summary(cache)}")
     elif checks.is_array(query) and query.shape and query.shape[0] != cache.filled.shape[0]:
@@ -182,8 +188,11 @@ def cache_problems(
         f"expected {own} vdim = {module.vdim}": module.vdim != module.embed_dim,
         "cannot be combined with DynamicNTK: its frequencies depend on the length of a call, so "
         "cached keys would no longer fit": isinstance(scaling, DynamicNTK),
-        "expected a module without position_bias, which attention with a cache ignores": (
-            module.position_bias is not None
+        "expected a position_bias that is an Alibi: it knows the positions of cached keys": (
+            not isinstance(module.position_bias, Alibi | None)
+        ),
+        "expected one Alibi, of the call or of the module": (
+            bias is not None and module.position_bias is not None
         ),
         "expected implementation = None, because a cache has its own kernel; the module has "
         f"implementation = {module.implementation!r}": module.implementation is not None,

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jax_attn.attention import KVCache, attend_with_cache, attention_weights, checks
+from jax_attn.attention import Alibi, KVCache, attend_with_cache, attention_weights, checks
 from jax_attn.attention import dot_product_attention as attend
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.broadcasting import broadcasting
@@ -181,6 +181,7 @@ class GroupedQueryAttention(nnx.Module):
         is_causal: bool = False,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
+        bias: Alibi | None = None,
         cache: KVCache,
     ) -> tuple[Float[Array, "B T D"], KVCache]: ...
 
@@ -193,7 +194,7 @@ class GroupedQueryAttention(nnx.Module):
         mask: MaskLike | None = None,
         *,
         is_causal: bool = False,
-        bias: AnyArray | None = None,
+        bias: Any = None,
         positions: Positions | None = None,
         key_positions: Positions | None = None,
         deterministic: bool | None = None,
@@ -208,7 +209,7 @@ class GroupedQueryAttention(nnx.Module):
           query: (B, T, D).
           key: (B, S, kdim); the query unless given.
           value: (B, S, vdim); the key unless given.
-          mask, is_causal, bias: as in ``dot_product_attention``.
+          mask, is_causal, bias: as in ``dot_product_attention``; with a cache, a bias is an Alibi.
           positions: positions of the queries, for rotary; integers (T,) or (B, T), 0 … T−1 unless
             given. Without a key, the keys have the same positions.
           key_positions: positions of the keys, (S,) or (B, S). With a key, give both positions or
@@ -233,15 +234,17 @@ class GroupedQueryAttention(nnx.Module):
         """
         placement = Placement(positions, key_positions, alone=key is None)
         if cache is not None:
-            others = {"key": key, "value": value, "bias": bias, "positions": positions}
+            others = {"key": key, "value": value, "positions": positions}
             others |= {"key_positions": key_positions, "keep": keep, "out_keep": out_keep}
             checks.raise_all(
                 type(self).__name__,
-                arguments.cache_problems(self, query, cache, others, deterministic, is_causal),
+                arguments.cache_problems(
+                    self, query, cache, bias, others, deterministic, is_causal
+                ),
             )
         q_BTD, k_BSD, v_BSD = arguments.sequences(self, query=query, key=key, value=value)
         if cache is not None:
-            return self._continued(q_BTD, mask, cache)
+            return self._continued(q_BTD, mask, bias, cache)
         dropout, out_dropout = arguments.dropouts(
             self, q_BTD.shape, deterministic, rngs, keep, out_keep
         )
@@ -307,15 +310,14 @@ class GroupedQueryAttention(nnx.Module):
         return KVCache.empty(batch, length, **sizes, dtype=dtype, sharding=sharding)
 
     def _continued(
-        self, query: jax.Array, mask: MaskLike | None, cache: KVCache
+        self, query: jax.Array, mask: MaskLike | None, alibi: Any, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
         """Return the output for the tokens after those in the cache, and the extended cache."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
         q_BTNH, k_BTKH, v_BTKH = self._heads(query, query, query, Placement(positions))
-        bias_v = arguments.cast(self.bias_v, q_BTNH)
-        attended_BTNH, cache = attend_with_cache(
-            q_BTNH, k_BTKH, v_BTKH, cache, mask, bias_v=bias_v, **self._scoring(q_BTNH)
-        )
+        options = self._scoring(q_BTNH) | {"bias_v": arguments.cast(self.bias_v, q_BTNH)}
+        options["alibi"] = self.position_bias if alibi is None else alibi
+        attended_BTNH, cache = attend_with_cache(q_BTNH, k_BTKH, v_BTKH, cache, mask, **options)
         return self.out_proj(attended_BTNH), cache
 
     def _scoring(self, query: jax.Array) -> dict[str, Any]:

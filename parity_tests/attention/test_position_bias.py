@@ -1,5 +1,7 @@
 """Biases by where query and key are: the definition, transformers' own, and both frameworks'."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from helpers.attention.small_attention import (
     inputs,
 )
 from jax_attn.attention import Alibi, ArgumentError, alibi
-from jax_attn.attention.position_bias import relative_buckets
+from jax_attn.attention.position_bias import alibi_slopes, relative_buckets
 from jax_attn.nn import GroupedQueryAttention, RelativeBias
 from jax_attn.transfer import load
 from jax_attn.transfer.table.layouts import EMBEDDING
@@ -105,6 +107,15 @@ def alone(bias):
     return build(kdim=None, vdim=None, position_bias=bias)
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_what_is_rounded_is_rounded_in_every_program(transform):
+    """As torch rounds it. XLA leaves out a cast to bfloat16 and back if it compiles both."""
+    positions, slopes = np.arange(300), alibi_slopes(12)
+    products = slopes.astype(jnp.bfloat16)[:, None] * positions.astype(jnp.bfloat16)
+    found = transform(lambda at: Alibi(12, 0.25, rounded=True).slopes.bias(at))(positions[None])
+    assert np.array_equal(found[0, :, 0], 0.25 * products.astype(np.float32))
+
+
 REFUSALS = {
     "buckets": (
         lambda: RelativeBias(N, buckets=3, rngs=nnx.Rngs(0)),
@@ -120,6 +131,7 @@ REFUSALS = {
     ),
     "heads": (lambda: Alibi(0), r"num_heads: expected an int ≥ 1, got int 0"),
     "factor": (lambda: Alibi(3, -1.0), r"factor: expected a finite number > 0, got float -1.0"),
+    "rounded": (lambda: Alibi(3, rounded=1), r"rounded: expected True or False, got int 1"),
     "not called": (
         lambda: GroupedQueryAttention(D, N, K, position_bias="alibi", rngs=nnx.Rngs(0)),
         r"position_bias: expected a function of .*, got str 'alibi'",
@@ -129,8 +141,8 @@ REFUSALS = {
         rf"bias: expected a shape that broadcasts to .*, got float32\[{N + 1}, 1, {S}\]",
     ),
     "a cache": (
-        lambda: alone(Alibi(N))(inputs()[0], cache=alone(None).empty_cache(B, T)),
-        r"cache: expected a module without position_bias",
+        lambda: alone(lambda T, S: None)(inputs()[0], cache=alone(None).empty_cache(B, T)),
+        r"cache: expected a position_bias that is an Alibi",
     ),
 }
 

@@ -39,6 +39,8 @@ FAMILIES = (
     "gemma2",
     "gemma3_text",
     "mixtral",
+    "bloom",
+    "falcon, alibi",
 )
 
 
@@ -256,7 +258,6 @@ MODELS = {
         "max_new_tokens: expected at most 17 after 7 tokens, got 18",
     ),
     "an encoder": ("bert", "expected a causal model"),
-    "ALiBi": ("bloom", "expected a model without ALiBi"),
     "a classifier": (
         "gpt2, classes",
         "expected a language model's head and no other",

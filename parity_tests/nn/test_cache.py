@@ -6,19 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from helpers.attention import attention_definition as definition
 from helpers.jaxprs import shapes
-from jax_attn.attention import ArgumentError, Mask, attend_with_cache
+from jax_attn.attention import (
+    Alibi,
+    ArgumentError,
+    Mask,
+    attend_with_cache,
+    dot_product_attention,
+)
 from jax_attn.attention.kernels import cached
 from jax_attn.attention.kv_cache import PageSizes
-from jax_attn.nn import KVCache
+from jax_attn.attention.position_bias import alibi_slopes
+from jax_attn.nn import KVCache, MultiHeadAttention
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 B, L, N, K, H, HV = 2, 19, 6, 3, 5, 7
 rows, cols = np.arange(L)[:, None], np.arange(L)[None]
 
+
+SLOPES = 2.0 ** -np.array([2, 4, 6, 8, 1, 3])[:, None, None]  # ALiBi's, of six heads
 
 # Pages of 10, 10, 20 and so on, and tiles of 5, so that few tokens lie in several.
 SMALL = PageSizes(first=10, query_tile=5)
@@ -46,6 +56,7 @@ def in_chunks(sizes, arrays, cache, **options):
     return jnp.concatenate(outs, axis=1), cache
 
 
+ALIBI = {"alibi": Alibi(N, factor=0.7)}
 # name -> (the cache's size, how it is called, which keys are visible)
 KINDS = {
     "all": ({"length": L}, {}, cols <= rows),
@@ -63,6 +74,8 @@ KINDS = {
     ),
     "a ring of two pages": ({"window": 11}, {}, (cols <= rows) & (cols > rows - 11)),
     "a ring that is never full": ({"window": 20}, {}, cols <= rows),
+    "ALiBi": ({"length": L}, ALIBI, cols <= rows),
+    "ALiBi in a ring": ({"window": 11}, ALIBI, (cols <= rows) & (cols > rows - 11)),
 }
 # Of more than 16 tokens whole pages are written.
 SIZES = {
@@ -73,7 +86,7 @@ SIZES = {
 
 
 # Every kind in chunks; a cache and a ring of several pages each way.
-EACH_WAY = ("all", "a ring of two pages")
+EACH_WAY = ("all", "a ring of two pages", "ALiBi")
 READ = [
     pytest.param(k, s, marks=() if k in (*EACH_WAY, "a ring of 4") else pytest.mark.slow)
     for k in KINDS
@@ -87,10 +100,42 @@ def test_tokens_in_chunks_are_the_definition(kind, sizes):
     arrays = draw()
     size, options, allowed = KINDS[kind]
     got, cache = in_chunks(SIZES[sizes], arrays, empty(*arrays[1:], **size), **options)
-    out, _ = definition.attend(*arrays, allowed=allowed)
-    budget, _ = definition.forward_budget("float32", *arrays, allowed=allowed)
+    given = {"allowed": allowed, "bias": 0.7 * SLOPES * cols if "alibi" in options else None}
+    out, _ = definition.attend(*arrays, **given)
+    budget, _ = definition.forward_budget("float32", *arrays, **given)
     assert definition.worst(got, out, budget) <= 1
     assert cache.filled.tolist() == [L, L]
+
+
+def test_rounded_alibi_is_that_of_a_call_at_once():
+    """Slopes and their products with positions are bfloat16 numbers, whatever the position."""
+    (query, *others), alibi = draw(), Alibi(2 * N, rounded=True)
+    arrays = [jnp.concatenate([query, query], axis=2), *others]
+    got, _ = in_chunks(SIZES["chunks"], arrays, empty(*arrays[1:], length=L), alibi=alibi)
+    exact = alibi_slopes(2 * N)[:, None, None]  # a third of them are no powers of two
+    slopes, positions = (np.asarray(x, jnp.bfloat16) for x in (exact, cols))
+    given = {"allowed": cols <= rows, "bias": np.asarray(slopes * positions, np.float64)}
+    out, _ = definition.attend(*arrays, **given)
+    budget, _ = definition.forward_budget("float32", *arrays, **given)
+    assert definition.worst(got, out, budget) <= 1
+    unrounded, _ = definition.attend(*arrays, **given | {"bias": exact * cols})
+    assert definition.worst(got, unrounded, budget) > 10
+    at_once = dot_product_attention(*arrays, is_causal=True, bias=alibi(L, L))
+    assert definition.worst(at_once, out, budget) <= 1
+
+
+def test_a_module_goes_on_by_its_own_alibi_or_by_the_call_s():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((B, L, 12)), jnp.float32)
+    own = MultiHeadAttention(12, 3, position_bias=Alibi(3), rngs=nnx.Rngs(0))
+    plain = MultiHeadAttention(12, 3, rngs=nnx.Rngs(0))
+    want, ways = own(x, is_causal=True), ((own, {}), (plain, {"bias": Alibi(3)}))
+    for module, given in ways:
+        cache, outs = module.empty_cache(B, L), []
+        for chunk in (x[:, :7], x[:, 7:8], x[:, 8:]):
+            out, cache = module(chunk, cache=cache, **given)
+            outs.append(out)
+        np.testing.assert_allclose(jnp.concatenate(outs, axis=1), want, atol=2e-6)
+        assert np.abs(np.asarray(plain(x, is_causal=True)) - want).max() > 1e-3
 
 
 def moved(cache, by):

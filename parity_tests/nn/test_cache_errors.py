@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.attention.small_attention import numpy_weights
-from jax_attn.attention import ArgumentError, Mask
+from jax_attn.attention import Alibi, ArgumentError, Mask
 from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.attention.rotary import DynamicNTK, Rotary
 from jax_attn.nn import GroupedQueryAttention, KVCache
@@ -46,7 +46,19 @@ BAD = {
     ),
     "a key, a bias": (
         lambda: module()(X, X, bias=np.zeros(3), cache=module().empty_cache(B, 5)),
-        r"(?s)key: expected None with a cache.*bias: expected None with a cache",
+        r"(?s)key: expected None with a cache.*bias: expected None or an Alibi with a cache",
+    ),
+    "an Alibi twice": (
+        lambda: module(position_bias=Alibi(N))(X, bias=Alibi(N), cache=module().empty_cache(B, 5)),
+        "cache: expected one Alibi, of the call or of the module",
+    ),
+    "an Alibi of other heads": (
+        lambda: module(position_bias=Alibi(N + 1))(X, cache=module().empty_cache(B, 5)),
+        r"alibi: expected None or an Alibi of 6 heads, got Alibi\(num_heads=7",
+    ),
+    "an Alibi beside extra keys": (
+        lambda: module(add_zero_attn=True)(X, bias=Alibi(N), cache=module().empty_cache(B, 5)),
+        "alibi: expected None beside extra keys",
     ),
     "an array for a mask": (
         lambda: module()(X, mask=np.ones((3, 3), bool), cache=module().empty_cache(B, 5)),

@@ -30,6 +30,8 @@ def refusals(call: Call, cache: object) -> list[str]:
     if not isinstance(cache, KVCache):
         return [f"cache: expected a KVCache, got {checks.summary(cache)}"]
     problems = []
+    if call.alibi is not None and call.has_extra_keys:
+        problems.append("alibi: expected None beside extra keys, which have no position")
     k, v = cache.keys[0], cache.values[0]
     have = {"B": k.shape[0], "K": k.shape[1], "H": k.shape[2], "Hv": v.shape[3]}
     want = {"B": call.B, "K": call.K, "H": call.H, "Hv": call.value.shape[3]}
@@ -71,14 +73,16 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
         return _cut_as(call.query, out), grown
     T, lo, lengths_B = call.T, _lowest(call.mask, cache), _lengths(call)
 
-    own = call.without_extra_keys()
+    own, token_BT = call.without_extra_keys(), cache.positions(T)
     own = dataclasses.replace(own, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
     if T * T >= FEW_SCORES:
-        attended = partial_softmax.of_sums(own, *blocked.with_sums(own))
+        bias = None if call.alibi is None else call.alibi.bias(token_BT)
+        biased = dataclasses.replace(own, bias=bias, alibi=None)
+        attended = partial_softmax.of_sums(biased, *blocked.with_sums(biased))
     else:
         allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
-        attended = _over_page(call, k_BKHT, v_BKTH, allowed)
+        attended = _over_page(call, (k_BKHT, v_BKTH), token_BT, allowed)
     grown = _grown(cache, call, axes)
     # The history is read from the new cache, so that XLA can write in place. But in a ring, if
     # there are several tokens, the later ones overwrite history of the earlier ones.
@@ -86,7 +90,7 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
     history = cache if lapped else dataclasses.replace(grown, filled=cache.filled)
     lowest_BT = jnp.zeros((call.B, T), jnp.int32)
     if lo is not None:
-        far_BT = cache.positions(T) + jnp.broadcast_to(lo, call.B)[:, None]
+        far_BT = token_BT + jnp.broadcast_to(lo, call.B)[:, None]
         lowest_BT = jnp.maximum(lowest_BT, far_BT)
     if not axes:
         attended = _with_history(attended, call, history, lowest_BT)
@@ -191,7 +195,7 @@ def _in_tiles(
     def over(q_BTNH: jax.Array, lowest_BT: jax.Array) -> PartialSoftmax:
         allowed_BTP = token_BP[:, None] >= lowest_BT[..., None]
         queries = dataclasses.replace(call, query=q_BTNH)
-        return _over_page(queries, *cache.page(page), allowed_BTP)
+        return _over_page(queries, cache.page(page), token_BP, allowed_BTP)
 
     tile = min(cache.page_sizes.query_tile, call.T)
     if tile == call.T:
@@ -278,18 +282,23 @@ def _capacity(cache: KVCache, axes: MeshAxes) -> int:
 
 
 def _over_page(
-    call: Call, k_BKHS: jax.Array, v_BKSH: jax.Array, allowed_BTS: jax.Array
+    call: Call, page: Page, token_BS: jax.Array, allowed_BTS: jax.Array
 ) -> PartialSoftmax:
     """Attend from all the call's queries to these keys and values, writing out every score.
+
+    token_BS: which token of its row each key is.
 
     Keys have their features before their places: a query row times such a matrix is the only
     product with a cached key that XLA:CPU does at the speed of memory.
     """
     dtype = call.softmax_dtype
-    rows = (call.B, call.K, call.G, call.T)
+    rows, (k_BKHS, v_BKSH) = (call.B, call.K, call.G, call.T), page
+    bias = None
+    if call.alibi is not None:
+        bias = call.alibi.bias(token_BS).reshape(call.B, call.K, call.G, 1, -1)
     products_BKRS = products(call, "BKRH,BKHS->BKRS", k_BKHS)
     products_BKGTS = products_BKRS.reshape(*rows, -1)
-    scores_BKGTS = masked(scores(call, products_BKGTS, None), allowed_BTS[:, None, None])
+    scores_BKGTS = masked(scores(call, products_BKGTS, bias), allowed_BTS[:, None, None])
     maximum = jax.lax.stop_gradient(scores_BKGTS.max(axis=-1))
     p_BKGTS = jnp.exp(scores_BKGTS - finite(maximum)[..., None])
     p_BKRS = p_BKGTS.reshape(products_BKRS.shape)

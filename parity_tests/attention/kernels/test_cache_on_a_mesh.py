@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from helpers.attention.kernel_comparison import draws, rounding
 from helpers.attention.meshes import KINDS, mesh, placed
-from jax_attn.attention import KVCache, Mask, attend_with_cache
+from jax_attn.attention import Alibi, KVCache, Mask, attend_with_cache
 from jax_attn.attention.checks import ArgumentError
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax
 from jax_attn.attention.kv_cache import PageSizes
@@ -27,7 +27,7 @@ HEADS, PLACES = {"rows": 2, "heads": 4}, {"rows": 2, "heads": 2, "places": 2}
 class Row(NamedTuple):
     """axes: of the mesh. K: key/value heads. size: the cache's, of which each page is even.
 
-    places: the axis that cuts the cache's places.
+    places: the axis that cuts the cache's places. has_alibi: whether scores have its bias.
     """
 
     kind: str
@@ -35,6 +35,7 @@ class Row(NamedTuple):
     K: int
     size: dict[str, int]
     places: str | None = None
+    has_alibi: bool = False
 
     @property
     def heads(self) -> str | None:
@@ -60,17 +61,20 @@ ROWS = {
     "places along the heads' axis": Row("explicit", HEADS, 1, {"length": T}, "heads"),
     "places of several heads along it": Row("explicit", HEADS, 4, {"length": T}, "heads"),
     "places, auto": Row("auto", PLACES, 4, {"length": T}, "places"),
+    "ALiBi, few heads": Row("explicit", HEADS, 2, {"length": T}, has_alibi=True),
+    "ALiBi, heads, auto": Row("auto", HEADS, 4, {"length": T}, has_alibi=True),
+    "ALiBi, places of a ring": Row("explicit", PLACES, 4, {"window": 6}, "places", has_alibi=True),
 }
 
 
-def read(cache, q, k, v, lengths=None):
+def read(alibi, cache, q, k, v, lengths=None):
     mask = None if lengths is None else Mask.lengths(lengths)
-    return attend_with_cache(q, k, v, cache, mask)
+    return attend_with_cache(q, k, v, cache, mask, alibi=alibi)
 
 
-def last(cotangent, cache, *chunk):
+def last(alibi, cotangent, cache, *chunk):
     def of_floats(chunk, keys, values):
-        return read(replace(cache, keys=keys, values=values), *chunk)[0]
+        return read(alibi, replace(cache, keys=keys, values=values), *chunk)[0]
 
     out, pull = jax.vjp(of_floats, chunk, cache.keys, cache.values)
     return out, jax.tree.leaves(pull(cotangent))
@@ -80,18 +84,22 @@ CHUNKS = ((4, None), (1, None), (3, LENGTHS))
 """Lengths, and which of the tokens are a row's own."""
 
 
-def run(cache, cotangent, *arrays, chunks=CHUNKS):
+def jitted(function, has_alibi: bool):
+    return jax.jit(functools.partial(function, Alibi(N) if has_alibi else None))
+
+
+def run(cache, cotangent, *arrays, chunks=CHUNKS, has_alibi=False):
     """Outputs of each chunk, then those of two more tokens and their gradients; and the cache."""
     outs, at = [], 0
     for length, lengths in chunks:
         chunk = (x[:, at : at + length] for x in arrays)
-        out, cache = jax.jit(read)(cache, *chunk, lengths)
+        out, cache = jitted(read, has_alibi)(cache, *chunk, lengths)
         outs.append(out)
         at += length
     if cotangent is None:
         return outs, cache
     chunk = (x[:, at : at + 2] for x in arrays)
-    out, grads = jax.jit(last)(cotangent[:, :2], cache, *chunk)
+    out, grads = jitted(last, has_alibi)(cotangent[:, :2], cache, *chunk)
     return [*outs, out, *grads], cache
 
 
@@ -107,13 +115,15 @@ def empty_cache(K: int, size: dict[str, int], sharding: P | None = None) -> KVCa
 
 
 def on_one_device(row: Row) -> tuple[list[Any], KVCache]:
-    return _on_one_device(row.K, tuple(row.size.items()))
+    return _on_one_device(row.K, tuple(row.size.items()), row.has_alibi)
 
 
 @functools.cache
-def _on_one_device(K: int, size: tuple[tuple[str, int], ...]) -> tuple[list[Any], KVCache]:
+def _on_one_device(
+    K: int, size: tuple[tuple[str, int], ...], has_alibi: bool
+) -> tuple[list[Any], KVCache]:
     """It knows no mesh: rows of the same sizes share it."""
-    return run(empty_cache(K, dict(size)), *arrays_of(K))
+    return run(empty_cache(K, dict(size)), *arrays_of(K), has_alibi=has_alibi)
 
 
 def placed_arrays(row: Row, on: jax.sharding.Mesh) -> list[jax.Array]:
@@ -138,8 +148,10 @@ def test_a_cache_on_a_mesh(name):
         on = mesh(row.kind, **row.axes)
         given = placed_arrays(row, on)
         with jax.set_mesh(on):
-            found, cache = run(empty_cache(row.K, row.size, row.sharding), *given)
-            step = jax.jit(read).lower(cache, *(x[:, :1] for x in given[1:])).compile()
+            empty = empty_cache(row.K, row.size, row.sharding)
+            found, cache = run(empty, *given, has_alibi=row.has_alibi)
+            tokens = (x[:, :1] for x in given[1:])
+            step = jitted(read, row.has_alibi).lower(cache, *tokens).compile()
         assert is_equal(arrays_of(row.K), found, wanted)
         for got, want in zip(*map(jax.tree.leaves, (cache, wanted_cache)), strict=True):
             assert (np.asarray(got) == want).all()

@@ -34,6 +34,7 @@ AXES = {
     "bias_k": "K.",
     "bias_v": "K.",
     "sinks": "N",
+    "alibi.slopes": "N",
     "mask.lo": "B",
     "mask.hi": "B",
     "mask.kv_lengths": "B",

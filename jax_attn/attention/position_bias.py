@@ -38,7 +38,7 @@ class KeySlopes:
         That a query's own position is missing cancels in the softmax.
         """
         keys_B11S = self._stored(jnp.asarray(positions, self.slopes.dtype))[:, None, None]
-        return self.factor * self._stored(self.slopes[:, None, None] * keys_B11S)
+        return self.factor * self._stored(self.slopes[None, :, None, None] * keys_B11S)
 
     def _stored(self, x: jax.Array) -> jax.Array:
         """Round to bfloat16. XLA may leave out a cast to it and back."""

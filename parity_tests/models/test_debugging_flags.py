@@ -65,8 +65,8 @@ def attended_by_module():
     return own(x, mask=PADDED)
 
 
-def read_through_a_cache():
-    own, x = module(rotary=Rotary())
+def read_through_a_cache(**options):
+    own, x = module(**options)
     first, cache = own(x, cache=own.empty_cache(B, 8), mask=Mask.lengths(LENGTHS))
     return first, *own(x[:, :2], cache=cache)
 
@@ -115,7 +115,8 @@ CALLS = {
     "dropout": lambda: Dropout(0.3, keep=np.tri(N, H, dtype=bool)).apply(jnp.asarray(Q)),
     "masks": lambda: (PADDED & Mask.array(np.ones((B, N, T, T), bool))).materialize(T, T),
     "module": attended_by_module,
-    "cache": read_through_a_cache,
+    "cache": lambda: read_through_a_cache(rotary=Rotary()),
+    "cache, alibi": lambda: read_through_a_cache(position_bias=Alibi(N, rounded=True)),
     "llama": logits("llama"),
     "llama, classes": logits("llama", "SequenceClassification"),
     "bloom": logits("bloom"),

@@ -112,9 +112,11 @@ def command(
             messages.append({"role": "assistant", "content": said})
     except TransferError as error:
         refuse(error)
-    except (ArgumentError, OSError) as error:
+    except ArgumentError as error:
         text = str(error).removeprefix("Chat.stream: ")
         raise WrongInput(_with_options(text, (*numbers, "length"))) from error
+    except OSError as error:
+        raise WrongInput(str(error)) from error
 
 
 _EVERY = 4
@@ -160,7 +162,7 @@ def _tell_speed(count: int, first: float, rest: float) -> None:
 
 def _with_options(message: str, arguments: Sequence[str]) -> str:
     """Return a message about arguments of these names in the spelling of the command's options."""
-    named = rf"\b({'|'.join(arguments)})(?=: |=)"
+    named = rf"(?<!generation: )\b({'|'.join(arguments)})(?=: |=)"
     return re.sub(named, lambda found: "--" + found[1].replace("_", "-"), message)
 
 

@@ -105,7 +105,10 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 
 def _has_qk_norm(config: Reading) -> bool:
-    return config.get("model_type") in ("qwen3", "qwen3_moe")
+    has_norm = config.get("model_type") in ("qwen3", "qwen3_moe")
+    if has_norm and not config.flag("use_qk_norm", default=True):
+        config.refuse("use_qk_norm", False, "true: this model_type has norms of queries and keys")
+    return has_norm
 
 
 def _some_layers(config: Reading, layer: int) -> int | None:
@@ -122,7 +125,11 @@ def _some_layers(config: Reading, layer: int) -> int | None:
 
 
 def _all_layers(config: Reading, layer: int) -> int | None:
-    """Return the window of Qwen's experts, which every layer has or none."""
+    """Return the window of Qwen's experts, which every layer has or none.
+
+    Files name max_window_layers, too, which transformers does not read.
+    """
+    config.number("max_window_layers", default=None, least=0)
     width = config.number("sliding_window", default=None)
     return width if config.flag("use_sliding_window") else None
 

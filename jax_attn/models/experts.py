@@ -82,7 +82,12 @@ def _all_experts(x: jax.Array, routes: Routes, kernels: Kernels, activation: str
     X, wide = kernels.gate.shape[0], routes.weights.dtype
     is_chosen = jax.nn.one_hot(routes.chosen, X, dtype=wide)  # (*rows, k, X)
     weights = (is_chosen * routes.weights[..., None]).sum(axis=-2)
-    gate, up = (jnp.einsum("...d,xdf->...xf", x, kernel) for kernel in (kernels.gate, kernels.up))
+    # What overflows in an expert that is not chosen would be NaN times 0.
+    counts = is_chosen.any(axis=-2)[..., None]
+    gate, up = (
+        jnp.where(counts, jnp.einsum("...d,xdf->...xf", x, kernel), 0)
+        for kernel in (kernels.gate, kernels.up)
+    )
     hidden = (activated(gate, activation) * up).astype(wide) * weights[..., None]
     return jnp.einsum("...xf,xfd->...d", hidden.astype(x.dtype), kernels.down)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jax_attn.models.model import Model
 from jax_attn.transfer import Problem, TransferError, flatten
@@ -34,7 +34,7 @@ def refuse_other_kinds(sharding: Any) -> None:
                 problems.append(Problem("refused", "sharding", text))
             elif reason := _no_sharding(where):
                 problems.append(Problem("refused", f"sharding {name!r}", reason))
-    elif not callable(sharding) and sharding is not None and (reason := _no_sharding(sharding)):
+    elif not _is_function(sharding) and sharding is not None and (reason := _no_sharding(sharding)):
         text = f"{reason}; or a mapping from patterns to such, or a function (path, shape) -> such"
         problems.append(Problem("refused", "sharding", text))
     if problems:
@@ -73,6 +73,11 @@ def record(model: Model, sharding: Placing) -> None:
     if problems:
         raise TransferError("models", problems)
     nnx.update(model, nnx.from_flat_state(placed))
+
+
+def _is_function(sharding: Any) -> bool:
+    """Return whether this may be a function; a mesh and a class can be called for other ends."""
+    return callable(sharding) and not isinstance(sharding, type | Mesh | AbstractMesh)
 
 
 def _no_sharding(where: Any) -> str | None:

@@ -92,9 +92,11 @@ def turned(
 
 
 def with_position_bias(
-    module: Any, bias: AnyArray | None, q_BTD: jax.Array, k_BSD: jax.Array
+    module: Any, bias: AnyArray | Alibi | None, q_BTD: jax.Array, k_BSD: jax.Array
 ) -> AnyArray | None:
-    """Return the sum of the call's own bias and the module's position_bias."""
+    """Return the sum of the call's own bias, which may be an Alibi, and the position_bias."""
+    if isinstance(bias, Alibi):
+        bias = bias(q_BTD.shape[1], k_BSD.shape[1])
     if module.position_bias is None:
         return bias
     own_NTS = module.position_bias(q_BTD.shape[1], k_BSD.shape[1])

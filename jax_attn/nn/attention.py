@@ -209,7 +209,7 @@ class GroupedQueryAttention(nnx.Module):
           query: (B, T, D).
           key: (B, S, kdim); the query unless given.
           value: (B, S, vdim); the key unless given.
-          mask, is_causal, bias: as in ``dot_product_attention``; with a cache, a bias is an Alibi.
+          mask, is_causal, bias: as in ``dot_product_attention``, or an Alibi (that with a cache).
           positions: positions of the queries, for rotary; integers (T,) or (B, T), 0 … T−1 unless
             given. Without a key, the keys have the same positions.
           key_positions: positions of the keys, (S,) or (B, S). With a key, give both positions or

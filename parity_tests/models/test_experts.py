@@ -130,3 +130,21 @@ def test_a_token_that_is_not_finite_spoils_no_other():
     for way in WAYS.values():
         found = way(spoiled, Routes(*routed(logits, TRAITS)), kernels)
         assert np.isfinite(np.asarray(found)).all(axis=-1).sum() == ROWS * T - 1
+
+
+def test_what_overflows_in_an_expert_that_is_not_chosen_spoils_nothing():
+    """Neither the outputs nor a gradient, whichever way; transformers never computes it."""
+    x, _, kernels = drawn(ROWS, T)
+    logits = jnp.broadcast_to(jnp.arange(len(kernels.gate), 0.0, -1), (ROWS, T, len(kernels.gate)))
+    large = kernels._replace(**{k: getattr(kernels, k).at[-1].mul(2e3) for k in ("gate", "up")})
+    x, logits, large = jax.tree.map(lambda a: a.astype(jnp.float16), (x, logits, large))
+    assert np.isinf(x @ large.gate[-1] * (x @ large.up[-1])).any()
+
+    def total(way, *arrays):
+        x, logits, kernels = arrays
+        return way(x, routed(logits, TRAITS), kernels).astype(jnp.float32).sum()
+
+    for way in WAYS.values():
+        grads = jax.grad(partial(total, way), argnums=(0, 1, 2))(x, logits, large)
+        assert all(np.isfinite(a).all() for a in jax.tree.leaves(grads))
+        assert np.isfinite(total(way, x, logits, large))

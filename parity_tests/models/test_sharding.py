@@ -62,6 +62,8 @@ NO_SHARDINGS = {
     "a name": ("heads", ["sharding"]),
     "a number": (3, ["sharding"]),
     "a list": ([P()], ["sharding"]),
+    "a mesh": (jax.make_mesh((1,), ("heads",)), ["sharding"]),
+    "a class": (NamedSharding, ["sharding"]),
     "a spec without a mesh": (P(), ["sharding"]),
     "values of a mapping": (
         {"lm_head.kernel": None, "final_norm.scale": "heads", 7: P()},

@@ -15,6 +15,7 @@ from jax_attn.attention.kernels import blocked, partial_softmax
 from jax_attn.attention.kernels.blocked import FEW_SCORES
 from jax_attn.attention.kernels.mesh import explicit
 from jax_attn.attention.kernels.mesh.shards import OUTPUT, PLACES, Shards, letters_of_cache
+from jax_attn.attention.kernels.page_writers import place_by_place, token_by_token
 from jax_attn.attention.kernels.partial_softmax import PartialSoftmax, finite
 from jax_attn.attention.kernels.scores import masked, products, scores
 from jax_attn.attention.kv_cache import KVCache
@@ -76,13 +77,13 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
     own, token_BT = call.without_extra_keys(), cache.positions(T)
     own = dataclasses.replace(own, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
     if T * T >= FEW_SCORES:
-        bias = None if call.alibi is None else call.alibi.bias(token_BT)
-        biased = dataclasses.replace(own, bias=bias, alibi=None)
+        biased = dataclasses.replace(own, bias=_alibi(call, cache, token_BT), alibi=None)
         attended = partial_softmax.of_sums(biased, *blocked.with_sums(biased))
     else:
         allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
-        attended = _over_page(call, (k_BKHT, v_BKTH), token_BT, allowed)
+        bias = _alibi(call, cache, token_BT)
+        attended = _over_page(call, k_BKHT, v_BKTH, bias, allowed)
     grown = _grown(cache, call, axes)
     # The history is read from the new cache, so that XLA can write in place. But in a ring, if
     # there are several tokens, the later ones overwrite history of the earlier ones.
@@ -192,10 +193,12 @@ def _in_tiles(
     The scores of at most `query_tile` queries are written out at a time, forward and backward.
     """
 
+    bias = _alibi(call, cache, token_BP)
+
     def over(q_BTNH: jax.Array, lowest_BT: jax.Array) -> PartialSoftmax:
         allowed_BTP = token_BP[:, None] >= lowest_BT[..., None]
         queries = dataclasses.replace(call, query=q_BTNH)
-        return _over_page(queries, cache.page(page), token_BP, allowed_BTP)
+        return _over_page(queries, *cache.page(page), bias, allowed_BTP)
 
     tile = min(cache.page_sizes.query_tile, call.T)
     if tile == call.T:
@@ -260,12 +263,12 @@ def _writer(
     """
     # A loop over tokens indexes the batch axis: XLA's partitioner would gather the cache.
     if cache.page_sizes.few_tokens < T or meshes.in_auto_mesh(cache.filled):
-        return _tokens(grown, place_P) - cache.filled[:, None], _place_by_place
+        return _tokens(grown, place_P) - cache.filled[:, None], place_by_place
     token_BT = cache.positions(T)
     place_BT = token_BT if cache.window is None else token_BT % cache.window
     at_BT = place_BT - place_P[0]
     is_here_BT = (token_BT < grown.filled[:, None]) & (at_BT < place_P.size)
-    return jnp.where(is_here_BT, at_BT, -1), _token_by_token
+    return jnp.where(is_here_BT, at_BT, -1), token_by_token
 
 
 def _lowest(mask: Mask, cache: KVCache) -> Band | None:
@@ -281,21 +284,33 @@ def _capacity(cache: KVCache, axes: MeshAxes) -> int:
     return _devices(axes) * cache.length if cache.window is None else np.iinfo(np.int32).max
 
 
+def _alibi(call: Call, cache: KVCache, token_BS: jax.Array) -> jax.Array | None:
+    """Return the bias (B, N, 1, S) of these tokens of each row.
+
+    It counts from the call's first token, so that it is as exact in a long text as in a short one;
+    but what is rounded is rounded by the position in the text.
+    """
+    if call.alibi is None:
+        return None
+    first_B1 = 0 if call.alibi.rounded else cache.filled[:, None]
+    return call.alibi.bias(token_BS - first_B1)
+
+
 def _over_page(
-    call: Call, page: Page, token_BS: jax.Array, allowed_BTS: jax.Array
+    call: Call,
+    k_BKHS: jax.Array,
+    v_BKSH: jax.Array,
+    bias_BN1S: jax.Array | None,
+    allowed_BTS: jax.Array,
 ) -> PartialSoftmax:
     """Attend from all the call's queries to these keys and values, writing out every score.
-
-    token_BS: which token of its row each key is.
 
     Keys have their features before their places: a query row times such a matrix is the only
     product with a cached key that XLA:CPU does at the speed of memory.
     """
     dtype = call.softmax_dtype
-    rows, (k_BKHS, v_BKSH) = (call.B, call.K, call.G, call.T), page
-    bias = None
-    if call.alibi is not None:
-        bias = call.alibi.bias(token_BS).reshape(call.B, call.K, call.G, 1, -1)
+    rows = (call.B, call.K, call.G, call.T)
+    bias = None if bias_BN1S is None else bias_BN1S.reshape(*rows[:3], 1, -1)
     products_BKRS = products(call, "BKRH,BKHS->BKRS", k_BKHS)
     products_BKGTS = products_BKRS.reshape(*rows, -1)
     scores_BKGTS = masked(scores(call, products_BKGTS, bias), allowed_BTS[:, None, None])
@@ -306,44 +321,3 @@ def _over_page(
         "BKRS,BKSH->BKRH", p_BKRS, v_BKSH.astype(dtype), precision=call.precision
     )
     return PartialSoftmax(maximum, p_BKGTS.sum(axis=-1), weighted_BKRH.reshape(*rows, -1))
-
-
-# A page and the new tokens have the same axes, B first; along `axis` the page has P places and
-# there are T tokens. Places without a new token keep their content.
-
-
-def _token_by_token(at_BT: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
-    """Write each token in its place at_BT of the page; skip places below 0.
-
-    Not a scatter, for which XLA would first transpose the whole page.
-    """
-    B, T = page.shape[0], tokens.shape[axis]
-
-    def write(n: jax.Array, page: jax.Array) -> jax.Array:
-        n = jnp.asarray(n, jnp.int32)  # as in Tile.row
-        b, t = n // T, n % T
-        at = jnp.maximum(at_BT[b, t], 0)
-        old, new = _token(page, b, at, axis), _token(tokens, b, t, axis)
-        new = jnp.where(at_BT[b, t] >= 0, new, old)
-        return jax.lax.dynamic_update_slice(page, new, _corner(page, b, at, axis))
-
-    return jax.lax.fori_loop(0, B * T, write, page)
-
-
-def _token(x: jax.Array, b: jax.Array, at: jax.Array, axis: int) -> jax.Array:
-    shape = [1 if i in (0, axis) else n for i, n in enumerate(x.shape)]
-    return jax.lax.dynamic_slice(x, _corner(x, b, at, axis), shape)
-
-
-def _corner(x: jax.Array, b: jax.Array, at: jax.Array, axis: int) -> list[jax.Array]:
-    return [{0: b, axis: at}.get(i, jnp.int32(0)) for i in range(x.ndim)]
-
-
-def _place_by_place(step_BP: jax.Array, page: jax.Array, tokens: jax.Array, axis: int) -> jax.Array:
-    """Write all places of the page in one operation.
-
-    step_BP: the token for each place, below 0 for none.
-    """
-    shape = [n if i in (0, axis) else 1 for i, n in enumerate(page.shape)]
-    new = jnp.take_along_axis(tokens, jnp.maximum(step_BP, 0).reshape(shape), axis)
-    return jnp.where(step_BP.reshape(shape) >= 0, new, page)

@@ -106,6 +106,9 @@ def _grouped(x: jax.Array, routes: Routes, kernels: Kernels, activation: str) ->
     chosen = routes.chosen.reshape(-1)
     order = jnp.argsort(chosen)
     sizes = jnp.bincount(chosen, length=X)
+    # JAX maps a ragged_dot along the first axis of all operands or of none. By this choice, which
+    # is none to XLA, a vmap over the rows is one over the kernels, too.
+    kernels = jax.tree.map(lambda kernel: jnp.where(sizes[0] >= 0, kernel, kernel), kernels)
     read = x.reshape(-1, x.shape[-1])[order // k]
     gate, up = (jax.lax.ragged_dot(read, kernel, sizes) for kernel in (kernels.gate, kernels.up))
     out = jax.lax.ragged_dot(activated(gate, activation) * up, kernels.down, sizes)

@@ -132,6 +132,24 @@ def test_a_token_that_is_not_finite_spoils_no_other():
         assert np.isfinite(np.asarray(found)).all(axis=-1).sum() == ROWS * T - 1
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_examples_have_gradients_of_their_own(way):
+    """By a vmap over the rows and not over the kernels, under jit."""
+    x, logits, kernels = drawn(ROWS, T)
+
+    def total(way, kernels, x, logits):
+        return jnp.sin(way(x, routed(logits, TRAITS), kernels)).sum()
+
+    def gradients(way):
+        of_one = jax.grad(partial(total, way), argnums=(0, 1, 2))
+        return jax.jit(jax.vmap(of_one, in_axes=(None, 0, 0)))(kernels, x, logits)
+
+    wanted = gradients(WAYS["all experts"])
+    for a, b in zip(*map(jax.tree.leaves, (gradients(WAYS[way]), wanted)), strict=True):
+        assert a.shape[0] == ROWS
+        assert np.abs(a - b).max() <= T * BOUND * np.abs(b).max()
+
+
 def test_what_overflows_in_an_expert_that_is_not_chosen_spoils_nothing():
     """Neither the outputs nor a gradient, whichever way; transformers never computes it."""
     x, _, kernels = drawn(ROWS, T)

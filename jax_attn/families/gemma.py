@@ -4,6 +4,7 @@ Gemma 2 has softcaps, and a window in every other layer. Gemma 3 has norms of qu
 their place, a window in five layers of six, and other rotary frequencies in those.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from jax_attn.families.config import FULL, LAYER_KINDS, SLIDES, Reading
@@ -82,8 +83,8 @@ def _rest(config: Reading) -> Layout:
 
 def _traits(config: Reading, prefix: str) -> Traits:
     config, is_third = config.over(_DEFAULTS[config.get("model_type")]), _is_third(config)
-    if config.get("use_bidirectional_attention"):
-        config.refuse("use_bidirectional_attention", True, "false")
+    if both_ways := config.get("use_bidirectional_attention"):
+        config.refuse("use_bidirectional_attention", both_ways, "false")
     softcap = config.real("attn_logit_softcapping", default=None)
     if is_third and softcap is not None:
         config.refuse("attn_logit_softcapping", softcap, "null, as transformers does not apply it")
@@ -122,6 +123,9 @@ def _of_each_kind(config: Reading, head_dim: int) -> dict[str, RotaryTraits]:
         config.refuse("rope_parameters", new.config, expected)
     for kind, (name, base) in _BASES.items():
         old = config.get("rope_scaling") if kind == FULL else None
+        if isinstance(old, Mapping) and "type" in old and "rope_type" not in old:
+            expected = "a rope_type: by a type, some versions of transformers scale nothing"
+            config.refuse("rope_scaling", old, expected)
         own = {"rope_parameters": new.inside(kind).config, "rope_scaling": old}
         names = (name, "partial_rotary_factor")
         each[kind] = rotary(config.with_values(own), head_dim, names=names, base=base)

@@ -81,6 +81,10 @@ WRONG = {
         {"sliding_window_pattern": 0, "use_bidirectional_attention": True},
         {"sliding_window_pattern", "use_bidirectional_attention"},
     ),
+    "a scaling by its oldest name": (
+        {"rope_scaling": {"type": "linear", "factor": 8.0}},
+        {"rope_scaling"},
+    ),
     "two bases, one wrong": (
         {
             "rope_local_base_freq": 5e3,

@@ -44,9 +44,9 @@ _NEUTRAL = frozenset(
     name
     for names in (
         # The origin of a file, and the software that wrote it.
-        "architectures auto_map custom_pipelines dtype is_llama_config model_type "
-        "sentence_transformers tokenizer_class torch_dtype torchscript transformers_version "
-        "unsloth_fixed unsloth_version use_bfloat16",
+        "architectures author auto_map created_date custom_pipelines dtype is_llama_config "
+        "language license model_type name num_steps sentence_transformers tokenizer_class "
+        "torch_dtype torchscript transformers_version unsloth_fixed unsloth_version use_bfloat16",
         # Training.
         "activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop "
         "classifier_dropout classifier_dropout_prob dropout embd_pdrop gradient_checkpointing "
@@ -73,10 +73,11 @@ _NEUTRAL = frozenset(
         "remove_invalid_values repetition_penalty return_dict_in_generate temperature top_k top_p "
         "typical_p",
         # Other classes of the same family, and other software.
-        "directionality is_decoder max_sequence_length n_ctx offset_alibi pooler_fc_size "
-        "pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
-        "runner_max_sequence_length seq_length skip_bias_add skip_bias_add_qkv sliding_window_size "
-        "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
+        "directionality emb_size ff_factor is_decoder learned_embeddings max_sequence_length n_ctx "
+        "offset_alibi pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+        "pooler_size_per_head pooler_type predict_special_tokens runner_max_sequence_length "
+        "seq_length skip_bias_add skip_bias_add_qkv sliding_window_size summary_activation "
+        "summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type "
         "summary_use_proj",
     )
     for name in names.split()

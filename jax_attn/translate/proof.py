@@ -30,7 +30,8 @@ def loaded(translation: Translation, reference: torch.nn.Module) -> nnx.Module:
     port: nnx.Module = nnx.eval_shape(lambda: translation.build(nnx.Rngs(0)))
     others = jax.jit(lambda: nnx.state(translation.build(nnx.Rngs(0)), nnx.Not(nnx.Param)))()
     nnx.update(port, others)
-    transfer.load(port, reference.state_dict(), translation.layout)
+    if tensors := reference.state_dict():  # a loss may have none
+        transfer.load(port, tensors, translation.layout)
     return port
 
 

@@ -36,6 +36,7 @@ ROWS = {
     "a convolution and a batch norm": Row(small.Convolved, {"pixels": normal(2, 3, 5, 7)}),
     "a tied embedding": Row(small.Tied, {"ids": IDS}),
     "a loop over layers": Row(small.Looped, {"x": normal(3, 5)}),
+    "no parameters": Row(lambda: nn.SmoothL1Loss(), (normal(3, 5), normal(3, 5))),
     "buffers": Row(small.Buffered, {"x": normal(3, 5)}),
     "tuples": Row(small.SeveralOutputs, {"x": normal(2, 5)}, {"0", "1.0", "1.1"}),
     "a dict": Row(small.NamedOutputs, {"x": normal(2, 5)}, {"logits", "hidden"}),

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import optax
 
-from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import TensorReport, Verdict
-from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.parity.judge.finding import Finding, Findings, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.port import full_precision
@@ -34,7 +33,7 @@ def judge(
     reference: ReferenceTraining,
     port: PortLoop,
     tx: optax.GradientTransformation,
-    canaries: DoubtsAndNotes,
+    canaries: Findings,
     *,
     failures: Sequence[Finding] = (),
     notes: Sequence[Finding] = (),

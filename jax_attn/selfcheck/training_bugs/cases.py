@@ -16,7 +16,7 @@ from flax import nnx
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from jax_attn import transfer
-from jax_attn.parity.checking.canaries import DoubtsAndNotes
+from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.training.canaries import try_canaries
 from jax_attn.training.judging import judge
@@ -164,7 +164,7 @@ def reference_training(name: str) -> ReferenceTraining:
 
 
 @cache
-def _canaries(name: str) -> DoubtsAndNotes:
+def _canaries(name: str) -> Findings:
     return try_canaries(reference_training(name))
 
 

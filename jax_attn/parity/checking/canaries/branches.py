@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from jax_attn.parity.bugs.bug import HIDES, OperatorCall, Site
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, inside
+from jax_attn.parity.checking.canaries.findings import inside
 from jax_attn.parity.checking.canaries.knees import KNEES
 from jax_attn.parity.checking.canaries.lucky_sizes import LUCKY_SIZES
 from jax_attn.parity.checking.canaries.side import Side, Sides, constant
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.lines import calling_line
 
@@ -253,7 +253,7 @@ class Branches:
                 self._lines[key] = calling_line()
             self.acts[key] = self.acts.get(key, False) or acts
 
-    def notes(self, *others: "Branches") -> DoubtsAndNotes:
+    def notes(self, *others: "Branches") -> Findings:
         """Note the sides that never act. others: branches in runs with other masks or inputs."""
         idle: dict[Side, list[tuple[str, str]]] = {}
         for key, acts in self.acts.items():
@@ -279,7 +279,7 @@ class Branches:
                 f"or a query with every key hidden{zero}"
             )
             notes.append(Finding("idle-guard", sentence))
-        return DoubtsAndNotes((), tuple(notes))
+        return Findings(notes=tuple(notes))
 
 
 def _where_is(places: list[tuple[str, str]]) -> str:

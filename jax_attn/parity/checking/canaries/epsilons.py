@@ -12,11 +12,11 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import Bug, OperatorCall, Site, arguments, is_number
 from jax_attn.parity.bugs.planting import Planted, run_planted
-from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes, inside, not_tried
+from jax_attn.parity.checking.canaries.findings import FINE, inside, not_tried
 from jax_attn.parity.checking.canaries.seen import is_seen
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.modes.constants import Kwargs
 
 # operator -> which of its arguments is the epsilon
@@ -87,11 +87,11 @@ _other_epsilons: Callable[..., Planted] = partial(_Epsilons, (*_NORMS, *_ROOTS),
 _no_epsilons: Callable[..., Planted] = partial(_Epsilons, tuple(_DIVISORS), _no_epsilon)
 
 
-def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
+def try_epsilons(prepared: Prepared) -> Findings:
     """Note norms whose other default epsilon, and denominators whose lack of one, is not seen."""
     if prepared.dtype not in FINE:
-        return DoubtsAndNotes((), ())
-    return DoubtsAndNotes((), (*_of_norms(prepared), *_of_denominators(prepared)))
+        return Findings()
+    return Findings(notes=(*_of_norms(prepared), *_of_denominators(prepared)))
 
 
 def _of_norms(prepared: Prepared) -> Iterator[Finding]:

@@ -8,17 +8,17 @@ import numpy as np
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.softmax import DRAWN
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.findings import doubt
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import findings
+from jax_attn.parity.judge.finding import Findings, findings
 from jax_attn.parity.run.inputs_and_runs import is_float
 from jax_attn.parity.run.modes.float64_mode import Float64
 
 # --- the same along an axis whose positions are mixed ---------------------------------------------
 
 
-def try_positions(prepared: Prepared) -> DoubtsAndNotes:
+def try_positions(prepared: Prepared) -> Findings:
     """Doubt inputs that are the same along an axis whose positions the reference mixes.
 
     This needs no softmax."""
@@ -30,7 +30,7 @@ def try_positions(prepared: Prepared) -> DoubtsAndNotes:
                 reason = f"input {name!r} is the same all along its axis {axis}, as is an output"
                 bug = "which positions the port mixes, and how"
                 doubts.append(doubt("positions", bug, reason, DRAWN))
-    return DoubtsAndNotes(tuple(doubts), ())
+    return Findings(doubts=tuple(doubts))
 
 
 def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
@@ -55,7 +55,7 @@ def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
 # --- two equal inputs -----------------------------------------------------------------------------
 
 
-def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
+def try_equal_inputs(prepared: Prepared) -> Findings:
     """Doubt two equal inputs if the reference distinguishes them."""
     doubts = []
     for (a, given), (b, other) in combinations(named_inputs(prepared.reference).items(), 2):
@@ -66,7 +66,7 @@ def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
             remedy += ", or gradients=True" if is_float(given.dtype) else ""
             bug = f"that inputs {a!r} and {b!r} are swapped"
             doubts.append(doubt("swapped-inputs", bug, "they are the same array", remedy))
-    return DoubtsAndNotes(tuple(doubts), ())
+    return Findings(doubts=tuple(doubts))
 
 
 def _are_one(a: np.ndarray, b: np.ndarray) -> bool:
@@ -95,7 +95,7 @@ _ALONG = {
 }
 
 
-def try_batches(prepared: Prepared) -> DoubtsAndNotes:
+def try_batches(prepared: Prepared) -> Findings:
     """Note an axis of size one if the reference also accepts two rows and keeps them apart."""
     inputs = named_inputs(prepared.reference)
     notes = (
@@ -105,7 +105,7 @@ def try_batches(prepared: Prepared) -> DoubtsAndNotes:
         if inputs and all(a.shape[axis : axis + 1] == (1,) for a in inputs.values())
         if _keeps_apart(prepared, inputs, axis)
     )
-    return DoubtsAndNotes((), findings("one-row", notes))
+    return Findings(notes=findings("one-row", notes))
 
 
 def _keeps_apart(prepared: Prepared, inputs: Mapping[str, np.ndarray], axis: int) -> bool:

@@ -10,15 +10,14 @@ import numpy as np
 from jax_attn.parity.bugs.bug import HIDES
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.masks import is_mask, parameter_name
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import is_float, wide
 from jax_attn.parity.run.modes.float64_mode import Float64
 
 
-def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
+def try_mask_patterns(prepared: Prepared) -> Findings:
     """Note simpler patterns that a port could read where the reference reads the whole input."""
     notes: list[Finding] = []
     for name, given in named_inputs(prepared.reference).items():
@@ -36,7 +35,7 @@ def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
         elif is_float(given.dtype) and not prepared.gradients:  # gradients show what is read
             notes += _of_axes(prepared, f"input {name!r}", name, given, moved, alike)
             notes += _of_bias(prepared, name, given)
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 def _of_axes(

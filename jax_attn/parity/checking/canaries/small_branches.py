@@ -11,9 +11,9 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import HIDES, Bug, OperatorCall, Site
 from jax_attn.parity.bugs.planting import Planted, run_planted
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, inside, not_tried
+from jax_attn.parity.checking.canaries.findings import inside, not_tried
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.modes.constants import Kwargs
 from jax_attn.parity.run.modes.float64_mode import not_in_place
 
@@ -54,16 +54,16 @@ def _without_branch(call: OperatorCall) -> Bug | None:
 _branches_left_out = partial(_WithoutBranches, _SUMS, _without_branch)
 
 
-def try_small_branches(prepared: Prepared) -> DoubtsAndNotes:
+def try_small_branches(prepared: Prepared) -> Findings:
     """Note the terms of sums that would not be missed, if gradients are not compared."""
     if prepared.gradients:
-        return DoubtsAndNotes((), ())
+        return Findings()
     mode = _branches_left_out()
     run = run_planted(prepared.reference, mode)
     if not mode.effects:
-        return DoubtsAndNotes((), ())
+        return Findings()
     if run is None:
-        return DoubtsAndNotes((), (not_tried("a missing branch"),))
+        return Findings(notes=(not_tried("a missing branch"),))
     smallest = sorted(mode.effects, key=lambda site: mode.effects[site].moved)
     unseen = [site for site in smallest[:ALONE] if not _is_missed(prepared, site)]
     notes: list[Finding] = []
@@ -80,7 +80,7 @@ def try_small_branches(prepared: Prepared) -> DoubtsAndNotes:
             "to show any of them, use gradients=True: a port without it lacks its gradients"
         )
         notes.append(StandingNote("few-tried", few))
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 def _is_missed(prepared: Prepared, site: Site) -> bool:

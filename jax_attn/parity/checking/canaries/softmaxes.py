@@ -17,11 +17,11 @@ from jax_attn.parity.checking.canaries.attention_facts import (
     AttentionFacts,
     Hiding,
 )
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt, not_tried
+from jax_attn.parity.checking.canaries.findings import doubt, not_tried
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float
 from jax_attn.parity.run.modes.float64_mode import Float64
 
@@ -48,7 +48,7 @@ NO_SOFTMAX = StandingNote(
 ALONE = 8
 
 
-def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
+def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> Findings:
     """Plant each bug in all softmaxes; and the scale in each one, which others may hide."""
     scale = _SCALES[prepared.dtype]
     unseen: list[SoftmaxBug] = []
@@ -58,7 +58,7 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         mode = bug.planted()
         run = run_planted(prepared.reference, mode)
         if not mode.count:
-            return DoubtsAndNotes((), (NO_SOFTMAX,))
+            return Findings(notes=(NO_SOFTMAX,))
         if run is None:
             notes.append(not_tried(bug.says))
             continue
@@ -99,7 +99,7 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
             notes.append(not_tried(softmax.STOPPED.says))
         elif mode.planted and not prepared.would_fail(run):
             doubts.append(_doubt(softmax.STOPPED, facts.hiding()))
-    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+    return Findings(doubts=tuple(doubts), notes=tuple(notes))
 
 
 def _no_input_shows(prepared: Prepared, bug: SoftmaxBug) -> bool:

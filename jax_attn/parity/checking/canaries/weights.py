@@ -10,12 +10,11 @@ from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import named_inputs, with_inputs, with_tensors
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.mask_patterns import hides_one_end
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import quoted
 from jax_attn.parity.run.inputs_and_runs import Run, is_float
 from jax_attn.parity.run.modes.constants import Kwargs, storages
@@ -30,7 +29,7 @@ _NEUTRAL = (0.0, 1.0)
 _REMEDY = "other numbers there on both sides, such as those of a trained model"
 
 
-def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
+def try_neutral_weights(prepared: Prepared) -> Findings:
     """Note neutral weights that would change the outputs at other values; one run for each name.
 
     A gradient shows that a parameter is read, but not in which formula: 1 + w and exp(w) agree at
@@ -47,7 +46,7 @@ def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
     else:
         notes += _left_out(prepared, "parameter", module.named_parameters())
         notes += _neutral_inputs(prepared)
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 def _constants(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[float, list[str]]]:
@@ -156,28 +155,28 @@ class _Reads(Float64):
         return result
 
 
-def try_unread(prepared: Prepared) -> DoubtsAndNotes:
+def try_unread(prepared: Prepared) -> Findings:
     """Note the parameters that no operator reads, if gradients are not compared."""
     if prepared.gradients:
-        return DoubtsAndNotes((), ())
+        return Findings()
     mode = _Reads()
     if run_planted(prepared.reference, mode) is None:
-        return DoubtsAndNotes((), ())
+        return Findings()
     unread = [name for name, storage in mode.parameters.items() if storage not in mode.storages]
     if not unread:
-        return DoubtsAndNotes((), ())
+        return Findings()
     them = "them" if unread[1:] else "it"
     note = (
         f"no input reaches {quoted(unread)}: no output is computed from {them}, so a port with "
         f"other numbers there may pass; to show it, use inputs that are routed to {them}"
     )
-    return DoubtsAndNotes((), (Finding("unreached-weights", note),))
+    return Findings(notes=(Finding("unreached-weights", note),))
 
 
 # --- padding of ids that the reference treats specially (RoBERTa's positions) ---------------------
 
 
-def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
+def try_padding_ids(prepared: Prepared) -> Findings:
     """Note ids without their embedding's padding id, or with it only at one end of each row, if the
     reference treats that id specially.
 
@@ -207,7 +206,7 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
                 notes.append(StandingNote("mask-one-end", _ONE_END.format(name, pad, path)))
             else:
                 notes.append(Finding("no-padding", _NO_PADDING.format(name, pad, path)))
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 _ONE_END = (

@@ -48,10 +48,8 @@ def _other(epsilon: float) -> float:
 class _Epsilons(Planted):
     """Float64 in which a sum keeps an epsilon that is its second term as an attribute."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        result = super().dispatched(func, args, kwargs)
         is_sum = func.overloadpacket.__name__ in ("add", "add_")
         if is_sum and isinstance(args[1], float) and 0 < args[1] <= _LARGEST:
             setattr(result, _MARK, args[1])

@@ -4,23 +4,18 @@ Gradients show them. Without gradients, a port that leaves one out passes.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import HIDES, Bug, OperatorCall, Site
 from jax_attn.parity.bugs.planting import Planted, run_planted
 from jax_attn.parity.checking.canaries.findings import inside, not_tried
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
-from jax_attn.parity.run.modes.constants import Kwargs
-from jax_attn.parity.run.modes.float64_mode import not_in_place
 
 _SMALL = 1e-3
 """A term of a sum of at most this share of it may be lost in the rounding of what follows."""
 _SUMS = ("add", "addcmul", "addmm", "sub")
-_IN_PLACE = ("add_", "addcmul_", "sub_")
 ALONE = 8
 """The number of branches that are left out one at a time: the smallest."""
 
@@ -28,12 +23,7 @@ ALONE = 8
 class _WithoutBranches(Planted):
     """Float64 in which sums lose a small term, also those that are made in place."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        if func.overloadpacket.__name__ in _IN_PLACE:
-            return args[0].copy_(self.compute(not_in_place(func), args, dict(kwargs or {})))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    in_place = (*Planted.in_place, "add_", "addcmul_", "sub_")
 
 
 def _without_branch(call: OperatorCall) -> Bug | None:

@@ -146,12 +146,10 @@ class _Reads(Float64):
             name: p.untyped_storage().data_ptr() for name, p in module.named_parameters()
         }
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        result = super().dispatched(func, args, kwargs)
         if not is_view(func) and (not isinstance(result, torch.Tensor) or result.numel()):
-            self.storages.update(storages((args, kwargs or {})))
+            self.storages.update(storages((args, kwargs)))
         return result
 
 

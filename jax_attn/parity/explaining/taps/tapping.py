@@ -48,13 +48,11 @@ class Tapping:
         self._views: dict[Seen, int] = {}
         self.tensors: list[torch.Tensor] = []  # if a tensor were freed, its storage could be reused
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        given = tensors_of((args, kwargs or {}))
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        given = tensors_of((args, kwargs))
         parents = tuple(dict.fromkeys(map(self.node, given)))
-        parents += tuple(self.steps_of(func, args, kwargs or {}))
-        result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
+        parents += tuple(self.steps_of(func, args, kwargs))
+        result = super().dispatched(func, args, kwargs)  # type: ignore[misc]
         results = tensors_of(result)
         if func.overloadpacket.__name__ in _NORMS:
             results = [*results[1:], results[0]]  # the first is computed from the statistics

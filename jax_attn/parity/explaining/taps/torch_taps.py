@@ -94,22 +94,20 @@ class _Exact(Stepped, Unperturbed):
         if self._places is not None:
             self._places.name_from(module)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         if self.inside:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        given = (args, kwargs or {})
+            return super().dispatched(func, args, kwargs)
+        given = (args, kwargs)
         for x in tensors_of(given):
             self.node(x)  # leaves come first
         leaves, first = tuple(map(self._parameter, args)), len(self.taps)
         origins = tuple(map(self._origin, args))
         writes = self.tape.about_to(func, *given)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().dispatched(func, args, kwargs)
         results = result if isinstance(result, tuple | list) else [result]
         tensors = [x if isinstance(x, torch.Tensor) else None for x in results]
         decides = not any(x is not None and x.is_floating_point() for x in tensors)
-        call = partial(_called, func, args, dict(kwargs or {}))
+        call = partial(_called, func, args, dict(kwargs))
         operation = Operation(call, decides, str(self.here()))
         is_one = result is not results
         self.recording.add(operation, tensors, is_one=is_one)

@@ -98,8 +98,7 @@ def _ids_named(reference: Reference) -> Iterator[None]:
 
 
 def _outside(reference: Reference) -> Iterator[str]:
-    inputs = reference.inputs
-    for label, a in inputs.named(inputs.args, inputs.kwargs).items():
+    for label, a in reference.inputs.by_name.items():
         if a.dtype.kind not in "iu" or not a.size:
             continue
         for name, table in reference.module.named_modules():

@@ -7,7 +7,7 @@ import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.softmax import DRAWN
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.findings import doubt
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
@@ -23,7 +23,7 @@ def try_positions(prepared: Prepared) -> Findings:
 
     This needs no softmax."""
     doubts = []
-    for name, x in named_inputs(prepared.reference).items():
+    for name, x in prepared.inputs.by_name.items():
         for axis in range(x.ndim - 1) if is_float(x.dtype) else ():
             alike = x.shape[axis] > 1 and (x == x.take([0], axis)).all()
             if alike and _joins(prepared, name, x, axis):
@@ -58,7 +58,7 @@ def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
 def try_equal_inputs(prepared: Prepared) -> Findings:
     """Doubt two equal inputs if the reference distinguishes them."""
     doubts = []
-    for (a, given), (b, other) in combinations(named_inputs(prepared.reference).items(), 2):
+    for (a, given), (b, other) in combinations(prepared.inputs.by_name.items(), 2):
         if not _are_one(given, other) or (is_float(given.dtype) and prepared.gradients):
             continue  # gradients distinguish two floating inputs
         if _tells_apart(prepared, a, b, np.roll(given, 1, np.argmax(given.shape))):
@@ -97,7 +97,7 @@ _ALONG = {
 
 def try_batches(prepared: Prepared) -> Findings:
     """Note an axis of size one if the reference also accepts two rows and keeps them apart."""
-    inputs = named_inputs(prepared.reference)
+    inputs = prepared.inputs.by_name
     notes = (
         f"every input has {one}, so a port that mixes {several} would pass; to show it, use "
         f"two {what} that differ"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
 from jax_attn.parity.checking.other_inputs import OtherIntegers, not_checked
 from jax_attn.parity.checking.prepared import Prepared
@@ -28,7 +28,7 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
     """Vary each integer input that a port could do without."""
     varied: dict[str, np.ndarray] = {}
     unvaried = []
-    for name, given in named_inputs(prepared.reference).items():
+    for name, given in prepared.inputs.by_name.items():
         if given.dtype.kind not in "iu" or is_mask(prepared.reference, name, given):
             continue
         other = _other_value(prepared, name, given)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_attn.parity.bugs.bug import HIDES
 from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.masks import is_mask, parameter_name
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
@@ -20,7 +20,7 @@ from jax_attn.parity.run.modes.float64_mode import Float64
 def try_mask_patterns(prepared: Prepared) -> Findings:
     """Note simpler patterns that a port could read where the reference reads the whole input."""
     notes: list[Finding] = []
-    for name, given in named_inputs(prepared.reference).items():
+    for name, given in prepared.inputs.by_name.items():
         if given.size == 0 or (given == given.flat[0]).all():
             continue  # try_masks already doubts a mask of a single value
         alike = [axis for axis in range(given.ndim) if (given == given.take([0], axis)).all()]

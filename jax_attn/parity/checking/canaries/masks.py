@@ -7,7 +7,7 @@ import numpy as np
 
 from jax_attn.parity.bugs.planting import Watched, Watcher, run_planted
 from jax_attn.parity.bugs.softmax import NO_KEY, SOME_HIDDEN, Weightless
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.findings import doubt
 from jax_attn.parity.checking.canaries.seen import same
@@ -25,7 +25,7 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
     """
     doubts = []
     notes: list[Finding] = []
-    for name, mask in named_inputs(prepared.reference).items():
+    for name, mask in prepared.inputs.by_name.items():
         if not is_mask(prepared.reference, name, mask):
             continue
         hides, shows = _ends(mask)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.findings import FINE
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.other_inputs import OtherInputs
@@ -52,7 +52,7 @@ def other_inputs(prepared: Prepared) -> OtherInputs | None:
     reference = prepared.reference
     others = {
         name: np.flip(a)
-        for name, a in named_inputs(reference).items()
+        for name, a in reference.inputs.by_name.items()
         if not is_mask(reference, name, a)
     }
     reference = with_inputs(reference, others)

@@ -9,7 +9,7 @@ from jax_attn.parity.bugs import softmax
 from jax_attn.parity.bugs.bug import Site
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.softmax import SoftmaxBug
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.attention_facts import (
     FAINT,
     SATURATED,
@@ -111,7 +111,7 @@ def _no_input_shows(prepared: Prepared, bug: SoftmaxBug) -> bool:
     rng, reference = np.random.default_rng(prepared.seed), prepared.reference
     drawn = {
         name: rng.standard_normal(a.shape)
-        for name, a in named_inputs(reference).items()
+        for name, a in reference.inputs.by_name.items()
         if is_float(a.dtype) and not is_mask(reference, name, a)
     }
     others = with_inputs(reference, drawn)

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs, with_tensors
+from jax_attn.parity.bugs.tensors import with_inputs, with_tensors
 from jax_attn.parity.checking.canaries.mask_patterns import hides_one_end
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.seen import same
@@ -78,7 +78,7 @@ def _neutral_inputs(prepared: Prepared) -> Iterator[Finding]:
     """Note floating-point inputs of only 0 or 1 that would change the outputs at other values.
 
     No port leaves out its only input."""
-    inputs = named_inputs(prepared.reference)
+    inputs = prepared.inputs.by_name
     for name, a in inputs.items() if len(inputs) > 1 else ():
         is_one = a.size > 0 and is_float(a.dtype) and (a == a.flat[0]).all()
         if not is_one or a.flat[0] not in _NEUTRAL or is_mask(prepared.reference, name, a):
@@ -187,7 +187,7 @@ def try_padding_ids(prepared: Prepared) -> Findings:
             continue
         if (pad := table.padding_idx) is None:
             continue
-        for name, ids in named_inputs(prepared.reference).items():
+        for name, ids in prepared.inputs.by_name.items():
             if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).all():
                 continue
             others = ids[ids != pad]
@@ -221,7 +221,7 @@ _NO_PADDING = (
 
 def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:
     """Run the reference with ids `a` and `b` exchanged, and rows `a` and `b` of one embedding."""
-    ids = named_inputs(prepared.reference)[name]
+    ids = prepared.inputs.by_name[name]
     others = np.where(ids == a, b, np.where(ids == b, a, ids))
 
     def rows(table: torch.Tensor) -> torch.Tensor:

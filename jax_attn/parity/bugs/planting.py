@@ -41,16 +41,19 @@ class _PlantingError(BaseException):
 
 
 def run_planted(
-    reference: Reference, mode: Float64, cotangents: Mapping[str, np.ndarray] = _FORWARD
+    reference: Reference,
+    mode: Float64 | None = None,
+    cotangents: Mapping[str, np.ndarray] = _FORWARD,
 ) -> Run | None:
     """Run the reference under a mode; return None if it raises an error.
 
+    mode: None for plain float64, where the bug is in the reference's inputs, tensors or call.
     cotangents: those of the outputs, for a run that also computes gradients.
 
     Raises the error of a planted change, if there is one.
     """
     try:
-        return reference.under(mode, cotangents)
+        return reference.under(mode or Float64(), cotangents)
     except _PlantingError as error:
         raise error.cause from None
     except Exception:

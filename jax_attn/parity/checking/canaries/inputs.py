@@ -13,7 +13,6 @@ from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Findings, findings
 from jax_attn.parity.run.inputs_and_runs import is_float
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 # --- the same along an axis whose positions are mixed ---------------------------------------------
 
@@ -37,9 +36,7 @@ def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
     """Return whether the first position changes others of an output that is the same along axis."""
     moved = np.moveaxis(x.copy(), axis, 0)
     moved[0] = np.random.default_rng(prepared.seed).standard_normal(moved[0].shape)
-    run = run_planted(
-        with_inputs(prepared.reference, {name: np.moveaxis(moved, 0, axis)}), Float64()
-    )
+    run = run_planted(with_inputs(prepared.reference, {name: np.moveaxis(moved, 0, axis)}))
     if run is None:
         return False
     for output, want in prepared.exact.kinds["output"].items():
@@ -76,9 +73,7 @@ def _are_one(a: np.ndarray, b: np.ndarray) -> bool:
 
 def _tells_apart(prepared: Prepared, a: str, b: str, value: np.ndarray) -> bool:
     """Return whether a new value of either input fails outputs, and in a different way for each."""
-    runs = [
-        run_planted(with_inputs(prepared.reference, {name: value}), Float64()) for name in (a, b)
-    ]
+    runs = [run_planted(with_inputs(prepared.reference, {name: value})) for name in (a, b)]
     if None in runs:
         return False
     first, second = (run.kinds["output"] for run in runs if run)
@@ -110,7 +105,7 @@ def try_batches(prepared: Prepared) -> Findings:
 
 def _keeps_apart(prepared: Prepared, inputs: Mapping[str, np.ndarray], axis: int) -> bool:
     two = {name: np.concatenate([a, np.flip(a)], axis) for name, a in inputs.items()}
-    run = run_planted(with_inputs(prepared.reference, two), Float64())
+    run = run_planted(with_inputs(prepared.reference, two))
     if run is None:
         return False
     first = (slice(None),) * axis + (slice(1),)

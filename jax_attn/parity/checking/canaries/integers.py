@@ -16,7 +16,6 @@ from jax_attn.parity.checking.other_inputs import OtherIntegers, not_checked
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
 
 Arrays = Mapping[str, np.ndarray]
@@ -40,7 +39,7 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
     if not varied:
         return OtherIntegers(notes)
     together = with_inputs(prepared.reference, varied)
-    if run_planted(together, Float64()) is None:
+    if run_planted(together) is None:
         why = "the reference raises an error if all have other values"
         return OtherIntegers((*notes, not_checked(varied, why)))
     each = {
@@ -58,7 +57,7 @@ def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
         for name, a in given.kwargs.items()
         if a.dtype.kind in "iu" and not is_mask(reference, name, a)
     }
-    runs = ((name, run_planted(reference.given(x), Float64())) for name, x in without.items())
+    runs = ((name, run_planted(reference.given(x))) for name, x in without.items())
     return tuple(name for name, run in runs if run is not None)
 
 
@@ -77,7 +76,7 @@ def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray
     accepted = unmasked = False
     for value in _candidates(given, np.random.default_rng(prepared.seed)):
         reference = with_inputs(prepared.reference, {name: value})
-        run = run_planted(reference, Float64())
+        run = run_planted(reference)
         if run is None or not _finite_as(run.kinds["output"], prepared.exact.kinds["output"]):
             continue
         accepted = True

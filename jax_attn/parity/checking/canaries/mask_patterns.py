@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from jax_attn.parity.bugs.bug import HIDES
-from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.masks import is_mask, parameter_name
+from jax_attn.parity.checking.canaries.seen import changes
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import is_float, wide
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 
 def try_mask_patterns(prepared: Prepared) -> Findings:
@@ -126,5 +125,4 @@ _ORDINARY = (
 
 def _is_read(prepared: Prepared, name: str, other: np.ndarray) -> bool:
     """Return whether the reference accepts another value of an input and gives other outputs."""
-    run = run_planted(with_inputs(prepared.reference, {name: other}), Float64())
-    return run is not None and prepared.would_fail(run)
+    return changes(prepared, with_inputs(prepared.reference, {name: other}))

@@ -14,7 +14,6 @@ from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
-from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
 
 
@@ -135,9 +134,8 @@ def _is_added_to_scores(reference: Reference, name: str, a: np.ndarray) -> bool:
 
     A cache of zeros, concatenated with the keys, would also hide keys if its values were large.
     """
-    zero, shifted = (
-        run_planted(with_inputs(reference, {name: x}), Float64()) for x in (a, a - a.dtype.type(1))
-    )
+    both = (a, a - a.dtype.type(1))
+    zero, shifted = (run_planted(with_inputs(reference, {name: x})) for x in both)
     if zero is None or shifted is None:
         return False
     others = shifted.kinds["output"]

@@ -10,7 +10,6 @@ from jax_attn.parity.checking.other_inputs import OtherInputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import POWER, Verdict
 from jax_attn.parity.judge.finding import Finding, findings
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 # --- features too small for their errors to show --------------------------------------------------
 
@@ -56,7 +55,7 @@ def other_inputs(prepared: Prepared) -> OtherInputs | None:
         if not is_mask(reference, name, a)
     }
     reference = with_inputs(reference, others)
-    planted = run_planted(reference, Float64())
+    planted = run_planted(reference)
     if planted is None or not prepared.would_fail(planted):
         return None
     return OtherInputs(reference.inputs, planted.kinds["output"])

@@ -23,7 +23,6 @@ from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 # Planted in every softmax at once.
 _EVERYWHERE = (
@@ -115,7 +114,7 @@ def _no_input_shows(prepared: Prepared, bug: SoftmaxBug) -> bool:
         if is_float(a.dtype) and not is_mask(reference, name, a)
     }
     others = with_inputs(reference, drawn)
-    right = run_planted(others, Float64())
+    right = run_planted(others)
     wrong = run_planted(others, bug.planted())
     if not drawn or right is None or wrong is None:
         return False

@@ -1,6 +1,6 @@
 """Canaries of weights: those without effect, those that nothing reads, and a padding row."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,14 @@ from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.tensors import with_inputs, with_tensors
 from jax_attn.parity.checking.canaries.mask_patterns import hides_one_end
 from jax_attn.parity.checking.canaries.masks import is_mask
-from jax_attn.parity.checking.canaries.seen import same
+from jax_attn.parity.checking.canaries.seen import changes, same
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.inputs_and_runs import Run, is_float
+from jax_attn.parity.run.inputs_and_runs import is_float
 from jax_attn.parity.run.modes.constants import Kwargs, storages
 from jax_attn.parity.run.modes.float64_mode import Float64, is_view
+from jax_attn.parity.run.reference import Reference
 
 # --- a running mean of 0, a norm's weight of 1 ----------------------------------------------------
 
@@ -65,7 +66,7 @@ def _left_out(
     prepared: Prepared, kind: str, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[Finding]:
     for value, names in _constants(tensors):
-        if value in _NEUTRAL and _changes_outputs(prepared, {*names}, _other):
+        if value in _NEUTRAL and _change_outputs(prepared, {*names}):
             s, are, them = _number(names)
             yield Finding(
                 "neutral-weights",
@@ -84,8 +85,7 @@ def _neutral_inputs(prepared: Prepared) -> Iterator[Finding]:
         if not is_one or a.flat[0] not in _NEUTRAL or is_mask(prepared.reference, name, a):
             continue
         others = {name: a + np.linspace(0.25, 0.75, a.size, dtype=a.dtype).reshape(a.shape)}
-        run = run_planted(with_inputs(prepared.reference, others), Float64())
-        if run is not None and prepared.would_fail(run):
+        if changes(prepared, with_inputs(prepared.reference, others)):
             yield Finding(
                 "neutral-input",
                 f"input {name!r} is {float(a.flat[0]):g} throughout, so a port that leaves it out "
@@ -108,9 +108,7 @@ def _formula(names: list[str], value: float) -> StandingNote:
     )
 
 
-def _changes_outputs(
-    prepared: Prepared, names: set[str], change: Callable[[torch.Tensor], torch.Tensor]
-) -> bool:
+def _change_outputs(prepared: Prepared, names: set[str]) -> bool:
     """Return whether other values of these buffers or parameters would fail an output."""
     module = prepared.reference.module
     held = [
@@ -118,9 +116,8 @@ def _changes_outputs(
         *module.named_buffers(remove_duplicate=False),
     ]
     tied = {id(x) for name, x in held if name in names}
-    others = with_tensors(prepared.reference, {name: change for name, x in held if id(x) in tied})
-    run = run_planted(others, Float64())
-    return run is not None and prepared.would_fail(run)
+    others = {name: _other for name, x in held if id(x) in tied}
+    return changes(prepared, with_tensors(prepared.reference, others))
 
 
 def _other(x: torch.Tensor) -> torch.Tensor:
@@ -198,7 +195,7 @@ def try_padding_ids(prepared: Prepared) -> Findings:
             if is_padded and (is_bag or not hides_one_end(ids == pad)):
                 continue
             other = next((i for i in range(len(table.weight)) if i not in (pad, used)), used)
-            if not (_is_same(prepared, exchanged(other)) and _differs(prepared, exchanged(pad))):
+            if not (_is_same(prepared, exchanged(other)) and changes(prepared, exchanged(pad))):
                 continue
             if is_padded:
                 notes.append(StandingNote("mask-one-end", _ONE_END.format(name, pad, path)))
@@ -219,8 +216,8 @@ _NO_PADDING = (
 )
 
 
-def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:
-    """Run the reference with ids `a` and `b` exchanged, and rows `a` and `b` of one embedding."""
+def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Reference:
+    """Return the reference with ids `a` and `b` exchanged, and their rows of one embedding."""
     ids = prepared.inputs.by_name[name]
     others = np.where(ids == a, b, np.where(ids == b, a, ids))
 
@@ -229,16 +226,12 @@ def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run 
         return table
 
     reference = with_tensors(prepared.reference, {f"{path}.weight".removeprefix("."): rows})
-    return run_planted(with_inputs(reference, {name: others}), Float64())
+    return with_inputs(reference, {name: others})
 
 
-def _is_same(prepared: Prepared, run: Run | None) -> bool:
-    exact = prepared.exact.kinds["output"]
+def _is_same(prepared: Prepared, reference: Reference) -> bool:
+    exact, run = prepared.exact.kinds["output"], run_planted(reference)
     return run is not None and all(
         got.shape == exact[name].shape and same(got, exact[name])
         for name, got in run.kinds["output"].items()
     )
-
-
-def _differs(prepared: Prepared, run: Run | None) -> bool:
-    return run is not None and prepared.would_fail(run)

@@ -1,4 +1,4 @@
-"""Bugs of activations, norms, projections and sums."""
+"""Bugs of norms, projections, sums, embeddings, and the weights that a router gives to experts."""
 
 import math
 from collections.abc import Iterator
@@ -200,3 +200,27 @@ def embeddings(call: OperatorCall) -> Iterator[Bug]:
             yield Bug(name, says, arguments({1: rows}))
     if weight.shape[0] == weight.shape[1]:
         yield Bug("transposed", "its table transposed", arguments({0: weight.T}))
+
+
+_NEAR = 1e-6
+
+
+def unnormalized(call: OperatorCall) -> Iterator[Bug]:
+    """Yield rows that are not divided by their sum."""
+    x, by = call.args[:2]
+    if isinstance(x, Tensor) and isinstance(by, Tensor) and by.shape == (*x.shape[:-1], 1):
+        total = x.sum(-1, keepdim=True)
+        if bool(((by - total).abs() <= _NEAR * total.abs()).all()):
+            says = "weights that are not divided by their sum"
+            yield Bug("router (not normalized)", says, lambda call: call.args[0].clone())
+
+
+def normalized(call: OperatorCall) -> Iterator[Bug]:
+    """Yield the weights of the chosen experts divided by their sum."""
+    says = "the chosen weights divided by their sum"
+    yield Bug("router (normalized)", says, _divided)
+
+
+def _divided(call: OperatorCall) -> tuple[Tensor, Tensor]:
+    weights, chosen = call.result()
+    return weights / weights.sum(-1, keepdim=True), chosen

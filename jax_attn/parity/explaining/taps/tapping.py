@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
-from jax_attn.parity.explaining.taps.places import Places
 from jax_attn.parity.explaining.taps.tap import LEAVES, Place, Tap
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+from jax_attn.parity.run.modes.lines import calling_line
+from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.modes.module_calls import ModuleCalls
 
 _COPIES = 5
 """Copies in memory per tensor: the run's own, its value, its spread, and two of a perturbed run."""
@@ -18,15 +21,43 @@ _COPIES = 5
 _NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm")
 """Operations that return the normalized tensor, then its statistics."""
 
+_FUSED = frozenset(
+    """
+    _fused_rms_norm _log_softmax _softmax _softmax_backward_data addmm baddbmm gelu gelu_backward
+    native_batch_norm native_group_norm native_layer_norm native_layer_norm_backward silu
+    silu_backward tanh_backward
+    """.split()  # noqa: SIM905
+)
+
 Seen = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 """The identity of a tensor: its storage, and its offset, shape and strides there."""
 
 
-class Tapping:
+class Places(ModuleCalls):
+    """A context in which the place of each operation is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_nodes: dict[int, Place] = {}
+
+    def here(self) -> Place:
+        """Return the place of the current operation."""
+        if torch._C._current_graph_task_id() == -1:
+            place = Place(self.path or "", calling_line())
+            # The node of its derivative already exists, with the last sequence number.
+            self._of_nodes[torch.autograd._get_sequence_nr() - 1] = place
+            return place
+        node = torch._C._current_autograd_node()
+        forward = Place() if node is None else self._of_nodes.get(node._sequence_nr(), Place())
+        return forward._replace(is_backward=True)
+
+
+class Tapping(Mode):
     """Mixin for a mode of torch that records the results of each operation, and their parents.
 
     Tensors are identified by their storage. A view of a whole tensor is that tensor; a view of a
-    part is a tap of its own.
+    part is a tap of its own. A port may be wrong in one step of a fused operation, so the steps are
+    taps, too, and parents of its result.
 
     inside: the fused operation whose steps are being computed.
     """
@@ -52,7 +83,7 @@ class Tapping:
         given = tensors_of((args, kwargs))
         parents = tuple(dict.fromkeys(map(self.node, given)))
         parents += tuple(self.steps_of(func, args, kwargs))
-        result = super().dispatched(func, args, kwargs)  # type: ignore[misc]
+        result = super().dispatched(func, args, kwargs)
         results = tensors_of(result)
         if func.overloadpacket.__name__ in _NORMS:
             results = [*results[1:], results[0]]  # the first is computed from the statistics
@@ -73,8 +104,15 @@ class Tapping:
         return result
 
     def steps_of(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> range:
-        """Return the taps of the steps inside an operation; a subclass may record some."""
-        return range(0)
+        """Compute an operation by its steps, if it is fused; return the indices of their taps."""
+        first = len(self.taps)
+        name, by_steps = func.overloadpacket.__name__, decomposition_table.get(func)
+        if not self.inside and by_steps and name in _FUSED:
+            self.inside = name
+            with self:
+                by_steps(*args, **kwargs)
+            self.inside = ""
+        return range(first, len(self.taps))
 
     def node(self, x: torch.Tensor) -> int:
         """Return the tap that a tensor is, or is a view of; an unknown tensor becomes a leaf."""

@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.explaining.taps.places import Places
 from jax_attn.parity.explaining.taps.recording import Name, Operation, Recording, written
-from jax_attn.parity.explaining.taps.steps import Stepped
 from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.explaining.taps.tape import Played, Tape
-from jax_attn.parity.explaining.taps.tapping import seen
+from jax_attn.parity.explaining.taps.tapping import Places, Tapping, seen
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
@@ -82,7 +80,7 @@ class TorchTaps:
         return replace(self, taps=taps, spreads=spreads)
 
 
-class _Exact(Stepped, Unperturbed):
+class _Exact(Tapping, Unperturbed):
     """A float64 run, tapped and recorded."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -148,7 +146,7 @@ def _called(func: OpOverload, args: tuple, kwargs: Kwargs, name: Name) -> str:
     return f"torch.ops.{func}({', '.join([*(written(x, leaf) for x in args), *named])})"
 
 
-class _Moved(Stepped, Perturbed):
+class _Moved(Tapping, Perturbed):
     """A tapped perturbed run."""
 
 

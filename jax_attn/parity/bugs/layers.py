@@ -17,13 +17,13 @@ from jax_attn.parity.bugs.bug import (
     result,
 )
 
-_EPSILONS_AT = {
+NORMS = {
     "native_batch_norm": 7,
     "native_group_norm": 7,
     "native_layer_norm": 4,
     "_fused_rms_norm": 3,
 }
-"""Operator -> the place of its epsilon, if that is not its second argument."""
+"""Operator of a norm -> the place of its epsilon."""
 EPSILONS = (*(float(f"1e-{n}") for n in range(3, 13)), 0.0)
 _LARGEST_EPSILON = 1e-2
 _NO_MEAN = 1e-9
@@ -32,7 +32,7 @@ _NO_MEAN = 1e-9
 
 def epsilons(call: OperatorCall) -> Iterator[Bug]:
     """Yield other epsilons of a norm, or of a sum with a small number."""
-    at = _EPSILONS_AT.get(call.name, 1)
+    at = NORMS.get(call.name, 1)
     if len(call.args) <= at or not is_number(call.args[at]):
         return
     own = float(call.args[at])

@@ -11,6 +11,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import Bug, OperatorCall, Site, arguments, is_number
+from jax_attn.parity.bugs.layers import NORMS
 from jax_attn.parity.bugs.planting import Planted, run_planted
 from jax_attn.parity.checking.canaries.findings import FINE, inside, not_tried
 from jax_attn.parity.checking.canaries.seen import is_seen
@@ -19,13 +20,6 @@ from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.modes.constants import Kwargs
 
-# operator -> which of its arguments is the epsilon
-_NORMS = {
-    "_fused_rms_norm": 3,
-    "native_batch_norm": 7,
-    "native_group_norm": 7,
-    "native_layer_norm": 4,
-}
 _ROOTS = ("rsqrt", "sqrt", "pow")
 # The root of a sum with a second term this small belongs to a norm that is written out.
 _LARGEST = 1e-3
@@ -58,8 +52,8 @@ class _Epsilons(Planted):
 
 def _other_epsilon(call: OperatorCall) -> Bug | None:
     """Return the bug of a norm's call that has another default epsilon."""
-    if call.name in _NORMS:
-        at = _NORMS[call.name]
+    if call.name in NORMS:
+        at = NORMS[call.name]
         epsilon = call.args[at] if at < len(call.args) else None
         wrong = epsilon and _other(epsilon)
     else:
@@ -81,7 +75,7 @@ def _no_epsilon(call: OperatorCall) -> Bug | None:
     return Bug("epsilon", "no epsilon", arguments({at: call.args[at] - epsilon}), epsilon)
 
 
-_other_epsilons: Callable[..., Planted] = partial(_Epsilons, (*_NORMS, *_ROOTS), _other_epsilon)
+_other_epsilons: Callable[..., Planted] = partial(_Epsilons, (*NORMS, *_ROOTS), _other_epsilon)
 _no_epsilons: Callable[..., Planted] = partial(_Epsilons, tuple(_DIVISORS), _no_epsilon)
 
 

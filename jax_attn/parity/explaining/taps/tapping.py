@@ -9,6 +9,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
+from jax_attn.parity.bugs.layers import NORMS
 from jax_attn.parity.explaining.taps.tap import LEAVES, Place, Tap
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
 from jax_attn.parity.run.modes.lines import calling_line
@@ -17,9 +18,6 @@ from jax_attn.parity.run.modes.module_calls import ModuleCalls
 
 _COPIES = 5
 """Copies in memory per tensor: the run's own, its value, its spread, and two of a perturbed run."""
-
-_NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm")
-"""Operations that return the normalized tensor, then its statistics."""
 
 _FUSED = frozenset(
     """
@@ -85,14 +83,14 @@ class Tapping(Mode):
         parents += tuple(self.steps_of(func, args, kwargs))
         result = super().dispatched(func, args, kwargs)
         results = tensors_of(result)
-        if func.overloadpacket.__name__ in _NORMS:
-            results = [*results[1:], results[0]]  # the first is computed from the statistics
+        if func.overloadpacket.__name__ in NORMS:
+            results = [*results[1:], results[0]]  # the normalized one follows from its statistics
         for x in results:
             if func.is_view and x.numel() == given[0].numel():
                 self._views[seen(x)] = self.node(given[0])
             else:
                 index = self._add(x, f"aten.{func.overloadpacket.__name__}", "", parents)
-                parents += (index,) if func.overloadpacket.__name__ in _NORMS else ()
+                parents += (index,) if func.overloadpacket.__name__ in NORMS else ()
                 if func.is_view:
                     self._views[seen(x)] = index
                 else:

@@ -141,7 +141,7 @@ def _fmod(x: Any, divisor: Any) -> Sides:
 
 def _below(operator: str, x: torch.Tensor) -> tuple[Side, bool]:
     """Return the side on which remainder and fmod differ."""
-    side = Side(f"the sign of {operator}", "a number below 0", standing=_is_whole(x))
+    side = Side(f"the sign of {operator}", "a number below 0", standing=not x.is_floating_point())
     return side, bool((x < 0).any())
 
 
@@ -184,10 +184,6 @@ def _product(x: Any, y: Any) -> Sides:
 
 def _is_floating(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
-
-
-def _is_whole(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and not x.is_floating_point()
 
 
 def _hides(value: Any) -> bool:

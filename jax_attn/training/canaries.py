@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import TensorReport, Verdict
-from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.parity.judge.finding import Finding, Findings, findings
 from jax_attn.training.bugs import OPTIONS, own_values, with_options
 from jax_attn.training.optimizers.schedules import scheduled
 from jax_attn.training.reference_training import (
@@ -25,14 +24,14 @@ from jax_attn.training.reference_training import (
 from jax_attn.training.torch_loop import TorchLoop
 
 
-def try_canaries(training: ReferenceTraining) -> DoubtsAndNotes:
+def try_canaries(training: ReferenceTraining) -> Findings:
     """Leave out each option of the reference, and doubt the batches that do not reveal it."""
     if not _moves(training):
         doubt = (
             "blind batches: they move no parameter, so a port that makes no update would pass; to "
             "reveal it, use a rate above 0, and batches with a gradient"
         )
-        return DoubtsAndNotes((Finding("no-update", doubt),), ())
+        return Findings(doubts=(Finding("no-update", doubt),))
     doubts, notes = [], []
     recipe = training.loop.recipe
     optimizer = recipe.optimizer(copy.deepcopy(training.loop.module))
@@ -59,7 +58,7 @@ def try_canaries(training: ReferenceTraining) -> DoubtsAndNotes:
                 f"{option.hidden_by(training)}; to reveal it, use {option.revealed_by}"
             )
     kind = "option-left-out"
-    return DoubtsAndNotes(findings(kind, doubts), findings(kind, notes))
+    return Findings(doubts=findings(kind, doubts), notes=findings(kind, notes))
 
 
 def _named(option: str, values: list[Any]) -> str:

@@ -6,7 +6,7 @@ torch runs, in which every operation is perturbed at roundoff, the optimizer's o
 If that spread is too wide to tell a wrong run from a right one, the verdict is INCONCLUSIVE.
 
 Data flows in one direction: arguments -> recipe -> the reference's runs (`ReferenceTraining`)
--> the port's runs (`PortLoop`) -> one report per tensor (`compare_…`) -> `Result`.
+-> the port's runs (`PortTraining`) -> one report per tensor (`compare_…`) -> `Result`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from jax_attn.parity.judge.result import Result
 from jax_attn.training.arguments import expect_valid, training_type_problems
 from jax_attn.training.canaries import try_canaries
 from jax_attn.training.judging import judge
-from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.port_loop import PortLoop, PortTraining
 from jax_attn.training.recipe import LOSSES, MakeOptimizer, MakeScheduler, Recipe, with_loss
 from jax_attn.training.reference_training import ReferenceTraining
 from jax_attn.training.resumed import resumed
@@ -113,13 +113,11 @@ def check_training(
     tx = port_optimizer or training.optax_like(port)
     loop = PortLoop(port, with_loss(port_call, jax_loss), batches, dtype)
     begun = resumed(training, tx, loop.start, port_state)
-    loop.state = begun.arrays
     weights = compare_weights(Weights.of(reference), port, layout)
     notes = [note for note in weights.notes if note.kind != "gradients-not-paired"]
     return judge(
         training,
-        loop,
-        tx,
+        PortTraining(loop, tx, accumulate, begun.arrays),
         try_canaries(training),
         failures=(*weights.differences, *begun.differences),
         notes=(*notes, *begun.notes),

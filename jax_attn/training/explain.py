@@ -12,7 +12,6 @@ from functools import partial
 from itertools import chain
 
 import numpy as np
-import optax
 from rich.console import Group
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from jax_attn.parity.run.port import Port, full_precision
 from jax_attn.parity.run.reference import Reference
 from jax_attn.training.bugs import RecipeBug, recipe_bugs
 from jax_attn.training.fitted import fitted_bugs
-from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.port_loop import PortLoop, PortTraining
 from jax_attn.training.reference_training import (
     ReferenceTraining,
     Runs,
@@ -98,41 +97,38 @@ def _stage(tensor: TensorReport) -> int:
 
 
 def explain_training(
-    result: Result, reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation
+    result: Result, reference: ReferenceTraining, port: PortTraining
 ) -> TrainingExplanation:
     """Find where a training first differs from its reference's, and what explains it.
 
     An interruption ends the search; what it had found is kept.
 
-    result: that of `check_training`. tx: the transformation that trained the port.
+    result: that of `check_training`.
     """
     failed = [t for t in result.tensors if t.verdict is Verdict.FAIL]
     first = min(failed, key=_stage, default=None)
     stages = set(map(_stage, failed))
     wrong = {f"parameter {t.name}" for t in failed if _stage(t) == _GRADIENTS}
     dtype = reference.loop.dtype
-    found = regions_of(*_first_batch(reference, port), wrong, dtype) if wrong else Ended(())
+    found = regions_of(*_first_batch(reference, port.loop), wrong, dtype) if wrong else Ended(())
     causes: tuple[Finding, ...] = ()
     stopped = found.stopped
     if stopped != "interrupted":
         try:
-            causes = _causes_after(stages, reference, port, tx)
+            causes = _causes_after(stages, reference, port)
         except KeyboardInterrupt:
             stopped = "interrupted"
     return TrainingExplanation(result, found.regions, first, causes, stopped=stopped)
 
 
 def _causes_after(
-    stages: Collection[int],
-    reference: ReferenceTraining,
-    port: PortLoop,
-    tx: optax.GradientTransformation,
+    stages: Collection[int], reference: ReferenceTraining, port: PortTraining
 ) -> tuple[Finding, ...]:
     """Return the causes of wrong updates. stages: those of which a tensor is wrong."""
     is_late = set(stages) == {_FREE_RUN}  # an option acts later, such as a step of a schedule
     if is_late:
         reference = reference.replaying(min(reference.steps, _MOST_UPDATES))
-    return tuple(_causes(reference, port, tx)) if is_late or _UPDATES in stages else ()
+    return tuple(_causes(reference, port)) if is_late or _UPDATES in stages else ()
 
 
 def _first_batch(reference: ReferenceTraining, port: PortLoop) -> tuple[Reference, Port]:
@@ -144,17 +140,15 @@ def _first_batch(reference: ReferenceTraining, port: PortLoop) -> tuple[Referenc
     )
 
 
-def _causes(
-    reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation
-) -> Iterator[Finding]:
+def _causes(reference: ReferenceTraining, port: PortTraining) -> Iterator[Finding]:
     """Yield the first recipe under which the reference makes the port's updates, if any."""
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
     with full_precision():
         try:  # in float64, where rounding in the port's optimizer hides no other cause
-            ours = port.replay(tx, gradients, loop.recipe.accumulate, dtype="float64")
+            ours = port.replay(gradients, "float64")
         except Exception:  # the user's transformation may compute only in its own dtype
-            ours = port.replay(tx, gradients, loop.recipe.accumulate)
+            ours = port.replay(gradients)
     groups = loop.recipe.optimizer(copy.deepcopy(loop.module)).param_groups
     factor = _factor(ours.moved[1], reference.replays.exact.moved[1])
     options = recipe_bugs(loop.recipe, groups, factor)

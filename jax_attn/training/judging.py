@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-import optax
-
-from jax_attn.parity.checking.canaries import DoubtsAndNotes
 from jax_attn.parity.judge.compare import TensorReport, Verdict
-from jax_attn.parity.judge.finding import Finding, findings
+from jax_attn.parity.judge.finding import Finding, Findings, findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.port import full_precision
-from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.port_loop import PortTraining
 from jax_attn.training.reference_training import (
     ReferenceTraining,
     compare_free_run,
@@ -32,15 +29,14 @@ if TYPE_CHECKING:
 
 def judge(
     reference: ReferenceTraining,
-    port: PortLoop,
-    tx: optax.GradientTransformation,
-    canaries: DoubtsAndNotes,
+    port: PortTraining,
+    canaries: Findings,
     *,
     failures: Sequence[Finding] = (),
     notes: Sequence[Finding] = (),
     name: str = "training",
 ) -> Result:
-    """Train the port by `tx`, and compare its updates, its state and its free run.
+    """Train the port, and compare its updates, its state and its free run.
 
     Updates that fail are made again in float64. If they pass there, only the optimizer's rounding
     differs: those runs are reported, and a note gives the drift.
@@ -49,24 +45,17 @@ def judge(
     """
     loop = reference.loop
     gradients = [loop.to_paths(by_key) for by_key in reference.gradients]
-    accumulate = loop.recipe.accumulate
 
     def reports(dtype: str | None = None) -> tuple[Replay, list[TensorReport], list[TensorReport]]:
-        replay = port.replay(tx, gradients, accumulate, dtype=dtype)
-        free_run = port.free_run(tx, reference.steps, accumulate, dtype=dtype)
-        of_replay, of_free_run = (
-            compare_replay(reference, replay),
-            compare_free_run(reference, free_run),
-        )
-        return replay, list(of_replay), list(of_free_run)
+        replay, free_run = port.replay(gradients, dtype), port.free_run(reference.steps, dtype)
+        of_free_run = compare_free_run(reference, free_run)
+        return replay, list(compare_replay(reference, replay)), list(of_free_run)
 
     with full_precision() as (backend, pinned):
         replay, updates, free_run = reports()
         drift: tuple[Finding, ...] = ()
         if any(report.verdict is Verdict.FAIL for report in updates):
-            graded = _graded(
-                partial(reports, "float64"), partial(port.drift, tx, gradients, accumulate)
-            )
+            graded = _graded(partial(reports, "float64"), partial(port.drift, gradients))
             if graded is not None:
                 updates, free_run, drift = graded
     return Result(
@@ -82,7 +71,7 @@ def judge(
         notes=(*notes, *drift, *_not_compared(reference), *pinned, *canaries.notes),
         name=name,
         details={"steps": str(reference.steps)},
-        explainer=partial(_explained, reference, port, tx),
+        explainer=partial(_explained, reference, port),
     )
 
 
@@ -136,12 +125,10 @@ def _trained_buffers(
     return findings("buffer-trained", moved)
 
 
-def _explained(
-    reference: ReferenceTraining, port: PortLoop, tx: optax.GradientTransformation, result: Result
-) -> "Explanation":
+def _explained(reference: ReferenceTraining, port: PortTraining, result: Result) -> "Explanation":
     from jax_attn.training.explain import explain_training  # unused if the check passes
 
-    return explain_training(result, reference, port, tx)
+    return explain_training(result, reference, port)
 
 
 def _not_compared(reference: ReferenceTraining) -> tuple[Finding, ...]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -36,21 +37,19 @@ class PortLoop:
     Attributes:
       module: the port.
       loss: a function (module, batch of JAX arrays) -> scalar.
-      state: place in the optimizer's state -> the array from which every run goes on; None if every
-        run begins with a new state.
       batches: the batches as JAX arrays; floating arrays have the port's dtype.
       start: path -> master weight before the first update.
     """
 
     def __init__(self, module: nnx.Module, loss: JaxLoss, batches: Sequence[Batch], dtype: str):
         self.module, self.loss = module, loss
-        self.state: Arrays | None = None
-        self._dtype, self._master_dtype = dtype, master_dtype(dtype)
+        self._dtype, self.master_dtype = dtype, master_dtype(dtype)
         self.batches = [{k: _array(a, dtype) for k, a in batch.items()} for batch in batches]
-        self.start = {path: jnp.array(a, self._master_dtype) for path, a in flatten(module).items()}
+        self.start = {path: jnp.array(a, self.master_dtype) for path, a in flatten(module).items()}
 
     @cached_property
-    def _gradients(self) -> Callable[[Parameters, Mapping], tuple[jax.Array, Parameters]]:
+    def gradients(self) -> Callable[[Parameters, Mapping], tuple[jax.Array, Parameters]]:
+        """The jitted function (master weights, batch) -> (loss, gradients of the masters)."""
         graph, state, *others = nnx.split(self.module, nnx.Param, ...)
         variables = dict(nnx.to_flat_state(state))
 
@@ -67,66 +66,65 @@ class PortLoop:
         ) -> tuple[jax.Array, Parameters]:
             params = {path: a.astype(self._dtype) for path, a in masters.items()}
             loss, grads = jax.value_and_grad(forward)(params, batch)
-            return loss, {path: g.astype(self._master_dtype) for path, g in grads.items()}
+            return loss, {path: g.astype(self.master_dtype) for path, g in grads.items()}
 
         return jax.jit(gradients)
 
-    def free_run(
-        self,
-        tx: optax.GradientTransformation,
-        steps: int,
-        accumulate: int,
-        *,
-        dtype: str | None = None,
-    ) -> FreeRun:
-        """Run `steps` updates, each from `accumulate` batches. dtype: the optimizer's, if another
-        than that of the masters."""
-        updates = _Updates(tx, self.start, dtype or self._master_dtype, self.state)
+
+@dataclass(frozen=True)
+class PortTraining:
+    """A port in training by an optimizer, which updates it from `accumulate` batches at a time.
+
+    state: place in the optimizer's state -> the array from which every run goes on; None if every
+    run begins with a new state.
+    """
+
+    loop: PortLoop
+    tx: optax.GradientTransformation
+    accumulate: int = 1
+    state: Arrays | None = None
+
+    def _updates(self, dtype: str | None) -> "_Updates":
+        return _Updates(self.tx, self.loop.start, dtype or self.loop.master_dtype, self.state)
+
+    def free_run(self, steps: int, dtype: str | None = None) -> FreeRun:
+        """Run `steps` updates. dtype: the optimizer's, if another than that of the masters."""
+        loop, updates = self.loop, self._updates(dtype)
         losses: list[jax.Array] = []
         first: Parameters = {}
         moved = {}
-        for i in range(steps * accumulate):
-            params = {path: jnp.array(a, self._master_dtype) for path, a in updates.now.items()}
-            loss, gradients = self._gradients(params, self.batches[i % len(self.batches)])
+        for i in range(steps * self.accumulate):
+            params = {path: jnp.array(a, loop.master_dtype) for path, a in updates.now.items()}
+            loss, gradients = loop.gradients(params, loop.batches[i % len(loop.batches)])
             losses.append(loss)
             first = first or gradients
             updates.make(gradients)
-            step, left = divmod(i + 1, accumulate)
+            step, left = divmod(i + 1, self.accumulate)
             if not left and step in checkpoints(steps):
                 moved[step] = updates.moved()
         return FreeRun(np.array([float(loss) for loss in losses]), _arrays(first), moved)
 
-    def replay(
-        self,
-        tx: optax.GradientTransformation,
-        gradients: Sequence[Arrays],
-        accumulate: int,
-        *,
-        dtype: str | None = None,
-    ) -> Replay:
+    def replay(self, gradients: Sequence[Arrays], dtype: str | None = None) -> Replay:
         """Run updates from the given gradients, each path -> array. dtype: as for `free_run`."""
-        updates = _Updates(tx, self.start, dtype or self._master_dtype, self.state)
-        moved = {}
+        updates, moved = self._updates(dtype), {}
         for i, by_path in enumerate(gradients):
             updates.make(by_path)
-            step, left = divmod(i + 1, accumulate)
+            step, left = divmod(i + 1, self.accumulate)
             if not left:
                 moved[step] = updates.moved()
         return Replay(moved, moments(updates.state))
 
-    def drift(
-        self, tx: optax.GradientTransformation, gradients: Sequence[Arrays], accumulate: int
-    ) -> dict[int, float]:
+    def drift(self, gradients: Sequence[Arrays]) -> dict[int, float]:
         """Return how far the optimizer's rounding moves the parameters: update -> share of their
         movement in float64. The gradients are taken in turn."""
         stacked = {path: np.stack([g[path] for g in gradients]) for path in gradients[0]}
-        size = sum(a.size for a in self.start.values())
-        runs = [_Updates(tx, self.start, x, self.state) for x in (self._master_dtype, "float64")]
+        size = self.accumulate * sum(a.size for a in self.loop.start.values())
+        runs = [self._updates(dtype) for dtype in (None, "float64")]
         shares, made = {}, 0
-        for updates in (n for n in _DRIFTS if n == 1 or n * accumulate * size <= _MOST):
+        for updates in (n for n in _DRIFTS if n == 1 or n * size <= _MOST):
             for run in runs:
-                run.make_many(stacked, made, updates * accumulate)
-            made = updates * accumulate
+                run.make_many(stacked, made, updates * self.accumulate)
+            made = updates * self.accumulate
             ours, right = (run.moved() for run in runs)
             off = sum(float(np.square(ours[path] - a).sum()) for path, a in right.items())
             total = sum(float(np.square(a).sum()) for a in right.values())

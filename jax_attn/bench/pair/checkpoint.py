@@ -84,11 +84,8 @@ def _prefer_sdpa(module: Any) -> None:
 
 
 def _torch_output(module: Any, tokens: torch.Tensor) -> torch.Tensor:
-    return _first(module(tokens, **({"use_cache": False} if _has_cache(module) else {})))
-
-
-def _has_cache(module: Any) -> bool:
-    return bool(getattr(module.config, "use_cache", None))
+    no_cache = {"use_cache": False} if getattr(module.config, "use_cache", None) else {}
+    return _first(module(tokens, **no_cache))
 
 
 def _first(out: Any) -> torch.Tensor:

@@ -24,8 +24,10 @@ from jax_attn.parity.bugs.layers import (
     gains,
     layer_norms,
     norm_groups,
+    normalized,
     projections,
     sums,
+    unnormalized,
 )
 from jax_attn.parity.bugs.masks import (
     empty_rows_added,
@@ -33,7 +35,6 @@ from jax_attn.parity.bugs.masks import (
     hidden_keys,
     softmaxes,
 )
-from jax_attn.parity.bugs.routers import normalized, unnormalized
 
 CATALOGUE: dict[str, tuple[Callable[[OperatorCall], Iterator[Bug]], ...]] = {
     "_safe_softmax": (softmaxes,),

@@ -1,4 +1,4 @@
-"""Bugs of activations, norms, projections and sums."""
+"""Bugs of norms, projections, sums, embeddings, and the weights that a router gives to experts."""
 
 import math
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from jax_attn.parity.bugs.bug import (
     result,
 )
 
-_EPSILONS_AT = {
+NORMS = {
     "native_batch_norm": 7,
     "native_group_norm": 7,
     "native_layer_norm": 4,
     "_fused_rms_norm": 3,
 }
-"""Operator -> the place of its epsilon, if that is not its second argument."""
+"""Operator of a norm -> the place of its epsilon."""
 EPSILONS = (*(float(f"1e-{n}") for n in range(3, 13)), 0.0)
 _LARGEST_EPSILON = 1e-2
 _NO_MEAN = 1e-9
@@ -32,7 +32,7 @@ _NO_MEAN = 1e-9
 
 def epsilons(call: OperatorCall) -> Iterator[Bug]:
     """Yield other epsilons of a norm, or of a sum with a small number."""
-    at = _EPSILONS_AT.get(call.name, 1)
+    at = NORMS.get(call.name, 1)
     if len(call.args) <= at or not is_number(call.args[at]):
         return
     own = float(call.args[at])
@@ -200,3 +200,27 @@ def embeddings(call: OperatorCall) -> Iterator[Bug]:
             yield Bug(name, says, arguments({1: rows}))
     if weight.shape[0] == weight.shape[1]:
         yield Bug("transposed", "its table transposed", arguments({0: weight.T}))
+
+
+_NEAR = 1e-6
+
+
+def unnormalized(call: OperatorCall) -> Iterator[Bug]:
+    """Yield rows that are not divided by their sum."""
+    x, by = call.args[:2]
+    if isinstance(x, Tensor) and isinstance(by, Tensor) and by.shape == (*x.shape[:-1], 1):
+        total = x.sum(-1, keepdim=True)
+        if bool(((by - total).abs() <= _NEAR * total.abs()).all()):
+            says = "weights that are not divided by their sum"
+            yield Bug("router (not normalized)", says, lambda call: call.args[0].clone())
+
+
+def normalized(call: OperatorCall) -> Iterator[Bug]:
+    """Yield the weights of the chosen experts divided by their sum."""
+    says = "the chosen weights divided by their sum"
+    yield Bug("router (normalized)", says, _divided)
+
+
+def _divided(call: OperatorCall) -> tuple[Tensor, Tensor]:
+    weights, chosen = call.result()
+    return weights / weights.sum(-1, keepdim=True), chosen

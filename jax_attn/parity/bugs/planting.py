@@ -25,8 +25,6 @@ from jax_attn.parity.run.reference import Reference
 _T = TypeVar("_T")
 _FORWARD: Mapping[str, np.ndarray] = MappingProxyType({})
 """The cotangents of a run without gradients."""
-_IN_PLACE = frozenset(("pow_", "rsqrt_", "sqrt_", "tanh_"))
-"""In-place forms of operators in which bugs are planted."""
 _KINDS = dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), "softmax")
 """Operator -> the kind under which its sites are counted, if that is not its own name."""
 
@@ -43,16 +41,19 @@ class _PlantingError(BaseException):
 
 
 def run_planted(
-    reference: Reference, mode: Float64, cotangents: Mapping[str, np.ndarray] = _FORWARD
+    reference: Reference,
+    mode: Float64 | None = None,
+    cotangents: Mapping[str, np.ndarray] = _FORWARD,
 ) -> Run | None:
     """Run the reference under a mode; return None if it raises an error.
 
+    mode: None for plain float64, where the bug is in the reference's inputs, tensors or call.
     cotangents: those of the outputs, for a run that also computes gradients.
 
     Raises the error of a planted change, if there is one.
     """
     try:
-        return reference.under(mode, cotangents)
+        return reference.under(mode or Float64(), cotangents)
     except _PlantingError as error:
         raise error.cause from None
     except Exception:
@@ -67,14 +68,12 @@ class _ReadOnly(Mode):
         self._name = call.name
         self._storages = storages((call.args, call.kwargs))
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         written = zip(func._schema.arguments, args, strict=False)
         to = [x for argument, x in written if argument.alias_info and argument.alias_info.is_write]
         if func._schema.is_mutable and self._storages & storages(to):
             raise RuntimeError(f"bugs: a change of {self._name} writes to an argument of its call")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -111,7 +110,12 @@ def unchanged(compute: Callable[..., Any], func: OpOverload) -> Callable[..., An
 
 
 class Placed(Float64):
-    """Float64 that tracks the site of each operator."""
+    """Float64 that tracks the site of each operator.
+
+    in_place: in-place forms of operators in which bugs are planted.
+    """
+
+    in_place: tuple[str, ...] = ("pow_", "rsqrt_", "sqrt_", "tanh_")
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,12 +132,10 @@ class Placed(Float64):
         self._calls.__exit__(*raised)
         super().__exit__(*raised)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        if func.overloadpacket.__name__ in _IN_PLACE:
-            return args[0].copy_(self.compute(not_in_place(func), args, dict(kwargs or {})))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        if func.overloadpacket.__name__ in self.in_place:
+            return args[0].copy_(self.compute(not_in_place(func), args, dict(kwargs)))
+        return super().dispatched(func, args, kwargs)
 
     def met(self, name: str) -> tuple[Site, str]:
         """Count an operator that is about to be computed; return its site and its module's class.
@@ -165,19 +167,17 @@ class Watched(Placed):
             for name in watcher.operators
         }
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         name = func.overloadpacket.__name__
         if name.endswith("_") and not name.startswith("_"):
             name = name[:-1]
         if watchers := self._by_operator.get(name):
             site, module = self.met(name)
-            call = OperatorCall(name, func, args, kwargs or {}, site=site, module=module)
+            call = OperatorCall(name, func, args, kwargs, site=site, module=module)
             for watcher in watchers:
                 with planting(call):
                     watcher.look(call)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super().dispatched(func, args, kwargs)
 
 
 class Effect(NamedTuple):

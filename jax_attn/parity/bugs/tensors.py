@@ -10,17 +10,11 @@ from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.reference import Reference
 
 
-def named_inputs(reference: Reference) -> dict[str, np.ndarray]:
-    """Return the inputs by name; those given by position are named "0", "1", ..."""
-    inputs = reference.inputs
-    return inputs.named(inputs.args, inputs.kwargs)
-
-
 def with_inputs(reference: Reference, others: Mapping[str, np.ndarray]) -> Reference:
     """Return the reference with some inputs replaced, cast to the dtypes that they had."""
     named = {
         name: others[name].astype(given.dtype) if name in others else given
-        for name, given in named_inputs(reference).items()
+        for name, given in reference.inputs.by_name.items()
     }
     args = tuple(named.pop(str(i)) for i in range(len(reference.inputs.args)))
     return reference.given(Inputs(args, named))

@@ -148,8 +148,9 @@ def x64_problems(dtype: Any) -> list[str]:
 def narrowed_problems(inputs: Inputs) -> list[str]:
     """Return a line for each integer input that changes when JAX narrows it without x64 mode."""
     problems = []
-    arrays = inputs.named(inputs.args, inputs.kwargs)
-    for name, a in ((name, a) for name, a in arrays.items() if a.dtype.kind in "iu"):
+    for name, a in inputs.by_name.items():
+        if a.dtype.kind not in "iu":
+            continue
         held = jax.dtypes.canonicalize_dtype(a.dtype)
         if not np.array_equal(a.astype(held), a):
             problems.append(
@@ -178,8 +179,8 @@ def output_problems(reference: "Reference", outputs: Arrays) -> list[str]:
         )
     if all(a.size == 0 for a in outputs.values()):
         shapes = {k: a.shape for k, a in outputs.items()}
-        given = reference.inputs.named(reference.inputs.args, reference.inputs.kwargs)
-        empty = [f"{name} of shape {a.shape}" for name, a in given.items() if not a.size]
+        given = reference.inputs.by_name.items()
+        empty = [f"{name} of shape {a.shape}" for name, a in given if not a.size]
         why = f": inputs {joined(empty)} hold no numbers" if empty else ""
         problems.append(f"reference: expected outputs that hold numbers, got {shapes}{why}")
     return problems
@@ -190,8 +191,7 @@ def input_doubts(prepared: "Prepared") -> tuple[Finding, ...]:
 
     An input that may be added to the scores as a mask may hold -inf.
     """
-    inputs = prepared.inputs
-    given = inputs.named(inputs.args, inputs.kwargs)
+    given = prepared.inputs.by_name
     weights = (
         (name, p.detach().double().cpu().numpy())
         for name, p in prepared.reference.module.named_parameters()

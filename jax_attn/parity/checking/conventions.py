@@ -18,7 +18,6 @@ from jax_attn.parity.checking.by_convention import Convention
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.checking.ties import TIES, Other
 from jax_attn.parity.run.inputs_and_runs import Run
-from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.modes.lines import calling_line
 
 
@@ -247,4 +246,4 @@ def _by_jax(prepared: Prepared, kinks: tuple[str, ...], ties: Mapping[str, Other
         with _JaxsDerivatives(frozenset(kinks), ties):
             return own(module, *args, **inputs)
 
-    return run_planted(prepared.reference.called(call), Float64(), prepared.cotangents)
+    return run_planted(prepared.reference.called(call), cotangents=prepared.cotangents)

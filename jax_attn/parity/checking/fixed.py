@@ -72,7 +72,7 @@ def _are_same(inputs: Any, golden: ReferenceSide) -> bool:
     if isinstance(inputs, list):
         return False  # several inputs, and a golden reference has one
     given = Inputs.of(inputs, np.dtype(golden.dtype))
-    ours, theirs = (each.named(each.args, each.kwargs) for each in (given, golden.inputs))
+    ours, theirs = given.by_name, golden.inputs.by_name
     same = ours.keys() == theirs.keys() and len(given.args) == len(golden.inputs.args)
     return same and all(same_bits(a, theirs[name]) for name, a in ours.items())
 

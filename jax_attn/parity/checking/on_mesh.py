@@ -36,7 +36,7 @@ def equal_shares(port: Port) -> Iterator[Finding]:
     assert port.placement is not None
     if 1 not in port.sizes_of_outputs.values():
         return
-    inputs = port.inputs.named(port.inputs.args, port.inputs.kwargs)
+    inputs = port.inputs.by_name
     most = max((length for a in inputs.values() for length in a.shape), default=0)
     for name, a in inputs.items():
         if (counted := _counted(a, most)) is None:

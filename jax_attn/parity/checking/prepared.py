@@ -42,8 +42,8 @@ class Question(NamedTuple):
 class Prepared(ReferenceSide):
     """A reference on its inputs, and all that a port is compared with; each part is computed once.
 
+    Fields beside the attributes of `ReferenceSide`, where those are described:
     oracle: cotangents -> `Run` in float64; None stands for the reference itself in float64.
-    precision, declared_nan: as for `ReferenceSide`.
     runs: the number of perturbed runs for the budgets. as_jax, watch: as for `Reference.spread`.
     questions: those of probes, by name. canaries: the names of those to plant; None for all.
     """
@@ -80,37 +80,30 @@ class Prepared(ReferenceSide):
 
     @property
     def at_hand(self) -> Reference:
-        """The torch module with its inputs."""
         return self.reference
 
     @cached_property
     def inputs(self) -> Inputs:
-        """The inputs of both sides."""
         return self.reference.inputs
 
     @cached_property
     def parameters(self) -> frozenset[str] | None:
-        """The parameters whose gradients are compared; None for all."""
         return self.reference.parameters
 
     @cached_property
     def buffers(self) -> Arrays:
-        """The reference's buffers before any call, in float64."""
         return wide(buffers(self.reference.module))
 
     @cached_property
     def remembers(self) -> bool:
-        """True if the reference keeps state of a call outside its buffers."""
         return self.reference.remembers()
 
     @property
     def differentiated(self) -> dict[str, np.ndarray]:
-        """The cotangents, or none if gradients are not compared."""
         return self.cotangents if self.gradients else {}
 
     @cached_property
     def own(self) -> Run:
-        """The reference's run in `dtype`."""
         with self._products():
             return self.reference.run(self.dtype, self.differentiated)
 
@@ -125,7 +118,6 @@ class Prepared(ReferenceSide):
 
     @cached_property
     def exact(self) -> Run:
-        """The oracle's run, in float64."""
         if self.oracle is None:
             run, is_exact = self._center
             return run if is_exact else self.reference.exact(self.differentiated)
@@ -134,7 +126,6 @@ class Prepared(ReferenceSide):
 
     @cached_property
     def budgets(self) -> dict[str, dict[str, Budget]]:
-        """Kind -> name -> budget of the tensor."""
         center, _ = self._center
         precision = self.precision or self.dtype
         spread = partial(
@@ -172,13 +163,11 @@ class Prepared(ReferenceSide):
 
     @cached_property
     def near_decisions(self) -> tuple[str, ...]:
-        """Sentences on integer decisions of the reference that lie within rounding of another."""
         _ = self.budgets  # the perturbed runs find them
         return self.reference.near_decisions
 
     @cached_property
     def near_sides(self) -> tuple[str, ...]:
-        """Numbers of the reference that lie within rounding of where a gradient jumps."""
         _ = self.budgets
         return self.reference.near_sides
 
@@ -211,7 +200,6 @@ class Prepared(ReferenceSide):
 
     @cached_property
     def padding_rows(self) -> dict[str, int]:
-        """The row `padding_idx` of every embedding that has one, by parameter name."""
         return padding_rows(self.reference.module)
 
     @cached_property
@@ -239,7 +227,6 @@ class Prepared(ReferenceSide):
 
     @cached_property
     def first(self) -> "Prepared":
-        """The one whose `again` this is, else this one; the two differ only in their budgets."""
         return self
 
     @cached_property

@@ -226,8 +226,8 @@ def scope(
 
     left_out: names of inputs that the reference does not need.
     """
-    arrays = inputs.named(inputs.args, inputs.kwargs)
-    shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in arrays.items()]
+    given = inputs.by_name.items()
+    shapes = [f"{f'input {name}' if inputs.args else name} {a.shape}" for name, a in given]
     without = [f"calls without {quoted(left_out)}"] if left_out else []
     others = ["other shapes", *without, *(name for name in TRANSFORMS if name not in transforms)]
     at = joined(shapes or ["no inputs"])

@@ -9,7 +9,6 @@ from jax_attn.parity.checking.frequencies import of_reference
 from jax_attn.parity.checking.prepared import Prepared, Question
 from jax_attn.parity.checking.read_numbers import read_numbers
 from jax_attn.parity.checking.weights import Weights
-from jax_attn.parity.judge.finding import Findings
 
 
 def _weights(prepared: Prepared) -> Weights:
@@ -17,18 +16,11 @@ def _weights(prepared: Prepared) -> Weights:
     return Weights.of(prepared.reference.module)
 
 
-def _canaries(prepared: Prepared) -> Findings:
-    """Return doubts about bugs that these inputs would not reveal, and notes."""
-    found = try_canaries(prepared, prepared.canaries)
-    prepared.first.hidden.update(found.hidden)
-    return Findings(doubts=found.doubts, notes=found.notes)
-
-
 QUESTIONS = {
     "weights": Question(_weights),
     "input doubts": Question(input_doubts),
     "conventions": Question(conventions),
-    "canaries": Question(_canaries, by_budget=True),
+    "canaries": Question(try_canaries, by_budget=True),
     "small features": Question(small_features, by_budget=True),
     "read numbers": Question(read_numbers),
     "frequencies": Question(of_reference),

@@ -48,13 +48,11 @@ class _Reading(Mode):
         super().__init__()
         self.lines: dict[str, None] = {}
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         depends = sources_of(func, args, kwargs) is None or any(
             getattr(x, _MARK, False) for x in args if isinstance(x, torch.Tensor)
         )
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if func.overloadpacket.__name__ == "_local_scalar_dense":
             if depends:
                 self.lines[calling_line()] = None

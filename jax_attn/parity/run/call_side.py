@@ -21,8 +21,7 @@ def call_side(
     except (ArgumentError, MemoryError):
         raise
     except Exception as error:
-        arrays = inputs.named(inputs.args, inputs.kwargs)
-        shapes = [f"{name} {a.dtype.name}{list(a.shape)}" for name, a in arrays.items()]
+        shapes = [f"{k} {a.dtype.name}{list(a.shape)}" for k, a in inputs.by_name.items()]
         given = f"inputs {', '.join(shapes)}" if shapes else "no inputs"
         raised = as_raised(error)
         raise RaisedError(f"{side}: expected it to run on {given}, got {raised}") from error

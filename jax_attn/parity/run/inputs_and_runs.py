@@ -57,6 +57,11 @@ class Inputs:
             raise TypeError("\n".join(problems))
         return cls(tuple(arrays.values()), {}) if isinstance(inputs, tuple) else cls((), arrays)
 
+    @property
+    def by_name(self) -> dict[str, np.ndarray]:
+        """The arrays by name."""
+        return self.named(self.args, self.kwargs)
+
     def named(self, args: tuple, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the names of these inputs with each side's own arrays, `args` and `kwargs`."""
         return {str(i): a for i, a in enumerate(args)} | dict(kwargs)

@@ -42,7 +42,7 @@ class MeshPlacement:
         specs = {} if specs is None else specs
         if problems := [*_mesh_problems(mesh)]:
             raise ValueError("\n".join(problems))
-        shapes = {k: a.shape for k, a in inputs.named(inputs.args, inputs.kwargs).items()}
+        shapes = {k: a.shape for k, a in inputs.by_name.items()}
         of_inputs = {name: spec for name, spec in specs.items() if name in shapes}
         patterns = [name for name in specs if name not in shapes]
         paths = {path: a.shape for path, a in flatten(module).items()}

@@ -91,7 +91,7 @@ class Port:
         floats and others are the inputs by name: those with a gradient and those without.
         """
         graph, params, *rest = nnx.split(self.module, nnx.Param, ...)
-        given = self.inputs.named(self.inputs.args, self.inputs.kwargs)
+        given = self.inputs.by_name
         if self.placement is None:
             leaves = {name: jnp.array(a) for name, a in given.items()}
         else:

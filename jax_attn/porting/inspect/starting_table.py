@@ -15,7 +15,6 @@ from jax_attn.porting.inspect.config import UnknownHeadsError, head_counts, seen
 from jax_attn.porting.inspect.discover import AttentionBlock, Block, discover
 from jax_attn.porting.inspect.starting_rows import Entry, Specs, of_attention, of_key
 from jax_attn.porting.port.table import by_layout
-from jax_attn.transfer.arrays import Spec
 from jax_attn.transfer.problems import TransferError, printable
 from jax_attn.transfer.proposal.folding import LayerItem, folded, marked
 from jax_attn.transfer.table.as_code import call_lines, quoted, row_arguments, row_call, step_names
@@ -52,8 +51,9 @@ def starting_table(
     for block in blocks:
         entries += of_attention(block, read, sizes)
     taken = {key for entry in entries for key in entry.names[0]}
-    passed = [key for key, spec in read.items() if _is_whole_numbers(spec) and key not in taken]
-    left = [key for key in read if key not in taken and key not in passed]
+    left = [key for key in read if key not in taken]
+    passed = [key for key in left if read[key].dtype.startswith(_WHOLE_NUMBERS)]
+    left = [key for key in left if key not in passed]
     entries += [of_key(key, read) for key in left]
     return _written(_folded(entries, read), passed, tied, own, name, f"{opening} {options}".strip())
 
@@ -84,10 +84,6 @@ def _sizes(blocks: Iterable[Block], config: Config) -> tuple[Sizes | None, str]:
     (sizes,) = found
     named = zip(_OPTIONS, sizes, strict=True)
     return sizes, " ".join(f"{option} {number}" for option, number in named)
-
-
-def _is_whole_numbers(spec: Spec) -> bool:
-    return spec.dtype.startswith(_WHOLE_NUMBERS)
 
 
 # --- one entry for all layers, and the text -----------------------------------------------------

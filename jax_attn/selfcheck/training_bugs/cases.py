@@ -16,11 +16,11 @@ from flax import nnx
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, lr_scheduler
 
 from jax_attn import transfer
-from jax_attn.parity.checking.canaries import DoubtsAndNotes
+from jax_attn.parity.judge.finding import Findings
 from jax_attn.parity.judge.result import Result
 from jax_attn.training.canaries import try_canaries
 from jax_attn.training.judging import judge
-from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.port_loop import PortLoop, PortTraining
 from jax_attn.training.recipe import LOSSES, MakeScheduler, Recipe, with_loss
 from jax_attn.training.reference_training import ReferenceTraining
 
@@ -164,7 +164,7 @@ def reference_training(name: str) -> ReferenceTraining:
 
 
 @cache
-def _canaries(name: str) -> DoubtsAndNotes:
+def _canaries(name: str) -> Findings:
     return try_canaries(reference_training(name))
 
 
@@ -180,5 +180,5 @@ def judge_case(name: str, tx: optax.GradientTransformation | None = None) -> Res
     """Judge a case. tx: the port's optimizer; the default is `optax_like`'s."""
     case, training = TRAINING_CASES[name], reference_training(name)
     tx = tx or training.optax_like(layers(case.dtype)[1])
-    port = _port_loop(case.scale, case.dtype)
-    return judge(training, port, tx, _canaries(name), name=f"training/{name}")
+    port = PortTraining(_port_loop(case.scale, case.dtype), tx, case.recipe.accumulate)
+    return judge(training, port, _canaries(name), name=f"training/{name}")

@@ -30,7 +30,7 @@ from jax_attn.selfcheck.matrix.ports import EmbeddedAttention
 from jax_attn.selfcheck.training_bugs.encoder import ENCODER, TorchEncoder, draws, ported
 from jax_attn.training.canaries import try_canaries
 from jax_attn.training.judging import judge
-from jax_attn.training.port_loop import PortLoop
+from jax_attn.training.port_loop import PortLoop, PortTraining
 from jax_attn.training.recipe import LOSSES, Recipe, with_loss
 from jax_attn.training.reference_training import ReferenceTraining
 from torch_ref import plain_mha
@@ -143,13 +143,13 @@ def trained(name: str, steps: int) -> tuple[Result, dict[str, Any]]:
         port=task.port,
     )
     training = replace(training, perturbed_runs=PERTURBED)
-    port = PortLoop(task.port, with_loss(on_tokens, losses[1]), task.batches, "float32")
-    tx = training.optax_like(task.port)
-    result = judge(training, port, tx, try_canaries(training), name=name)
+    loop = PortLoop(task.port, with_loss(on_tokens, losses[1]), task.batches, "float32")
+    port = PortTraining(loop, training.optax_like(task.port))
+    result = judge(training, port, try_canaries(training), name=name)
     own, centre = training.free_runs.own, training.free_runs.exact
     curves = [run.losses for run in training.free_runs.perturbed]
     budget = Budget.of(centre.losses, curves, PRECISIONS["float32"])
-    ours = port.free_run(tx, steps, 1).losses
+    ours = port.free_run(steps).losses
     return result, {
         "float64": rounded(centre.losses, 7),
         "torch - float64": rounded(own.losses - centre.losses),

@@ -28,7 +28,7 @@ def try_on(call, inputs, dtype: str = "float32", gradients: bool = False) -> Tri
         reference = Reference(call, None, bound)
     else:
         reference = Reference(torch.nn.Module(), lambda module, *a, **k: call(*a, **k), bound)
-    doubts, notes, _ = canaries.try_canaries(Prepared(reference, dtype, gradients=gradients))
+    _, doubts, notes = canaries.try_canaries(Prepared(reference, dtype, gradients=gradients))
     return Tried(
         sorted(doubt.kind for doubt in doubts),
         sorted(note.kind for note in notes),

@@ -20,7 +20,7 @@ class Once:
         monkeypatch.setattr(preparing, "prepare", self._prepare)
 
     def _prepare(self, reference: Any, dtype: str, **options: Any) -> Any:
-        inputs = reference.inputs.named(reference.inputs.args, reference.inputs.kwargs)
+        inputs = reference.inputs.by_name
         given = tuple((k, a.dtype.name, a.shape, a.tobytes()) for k, a in inputs.items())
         # The key holds the module itself, so that its id is not given to another.
         key = (reference.module, reference.call, reference.parameters, dtype, given)

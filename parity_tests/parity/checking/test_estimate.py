@@ -10,7 +10,7 @@ from helpers.fake_clock import FACTOR, Clock, is_right
 from helpers.parity.block_pair import pair
 from jax_attn import environment, progress
 from jax_attn.parity import check
-from jax_attn.parity.checking import estimate
+from jax_attn.parity.checking import preparing
 
 GIB = 2**30
 # parameters, free bytes -> what the line holds; None: there is no line.
@@ -25,7 +25,7 @@ MEMORY = {
 @pytest.mark.parametrize("row", MEMORY)
 def test_what_memory_a_check_will_take(row):
     given, words = MEMORY[row]
-    line = estimate.memory(*given)
+    line = preparing.memory(*given)
     assert line is None if words is None else words in line
 
 
@@ -59,7 +59,7 @@ def told(seconds, monkeypatch, capsys):
             made.append(run)
             yield run
 
-    for run in estimate.shown(runs(), len(seconds)):
+    for run in preparing.shown(runs(), len(seconds)):
         assert made == [*range(run + 1)]
         lines.append((sum(seconds[run:]), capsys.readouterr().err))  # of the run before
     return lines[1:]

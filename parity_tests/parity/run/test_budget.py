@@ -18,8 +18,8 @@ from jax_attn.parity.judge.budget import (
     RUNS,
     Budget,
     bridge,
+    student_quantile,
 )
-from jax_attn.parity.judge.student import student_quantile
 from jax_attn.parity.run.inputs_and_runs import Inputs
 from jax_attn.parity.run.modes.sums import ProductErrors
 from jax_attn.parity.run.reference import Reference

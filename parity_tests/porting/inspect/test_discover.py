@@ -1,8 +1,6 @@
 """Attention found by keys and shapes: every spelling, what is no attention, what is undecided."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -269,23 +267,3 @@ def test_no_half_of_a_block_is_ever_dropped_in_silence(key):
     (found,) = discover(specs({k: s for k, s in bert(bias=False).items() if k != key}))
     assert isinstance(found, UnreadBlock)
     assert found.name == "encoder.layer.0.attention"
-
-
-# --- rooms --------------------------------------------------------------------------------------
-
-_IMPORTED = "import sys, {}; print(sorted({{'jax', 'flax', 'torch'}} & set(sys.modules)))"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "frameworks"),
-    [
-        ("jax_attn.porting.inspect.discover", "[]"),
-        ("jax_attn.porting.inspect.config", "[]"),
-        ("jax_attn.porting.verify.survey", "['flax', 'jax', 'torch']"),  # that it can be seen
-    ],
-)
-def test_finding_imports_no_framework(module, frameworks):
-    command = [sys.executable, "-c", _IMPORTED.format(module)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == frameworks

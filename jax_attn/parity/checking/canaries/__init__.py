@@ -10,8 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
-from typing import NamedTuple
 
 import torch
 
@@ -19,7 +17,6 @@ from jax_attn.parity.bugs.planting import Watched, run_planted
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
 from jax_attn.parity.checking.canaries.branches import OF_MASKS, Branches
 from jax_attn.parity.checking.canaries.epsilons import try_epsilons
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
 from jax_attn.parity.checking.canaries.inputs import try_batches, try_equal_inputs, try_positions
 from jax_attn.parity.checking.canaries.mask_patterns import try_mask_patterns
 from jax_attn.parity.checking.canaries.masks import try_masks
@@ -33,14 +30,12 @@ from jax_attn.parity.checking.canaries.weights import (
 )
 from jax_attn.parity.checking.canaries.windows import try_windows
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.finding import Finding, Findings
 from jax_attn.parity.run.at_once import together
 from jax_attn.parity.run.reference import LONG
 from jax_attn.parity.run.torch_settings import set_for_all_threads
 
-__all__ = ["DoubtsAndNotes", "Tried", "try_canaries"]
-
-Part = Callable[[], DoubtsAndNotes]
+Part = Callable[[], Findings]
 _AT_ONCE = 2
 """Threads, each of which holds a run."""
 
@@ -51,21 +46,14 @@ _DROWNED = Finding(
 )
 
 
-class Tried(NamedTuple):
-    """What canaries found; `hidden` names those that the inputs would not reveal, or noted."""
-
-    doubts: tuple[Finding, ...] = ()
-    notes: tuple[Finding, ...] = ()
-    hidden: frozenset[str] = frozenset()
-
-
-def try_canaries(prepared: Prepared, names: frozenset[str] | None = None) -> Tried:
+def try_canaries(prepared: Prepared) -> Findings:
     """Plant canaries in the reference, and doubt the inputs that do not reveal them.
 
-    names: those to plant; None for all.
+    Adds to `prepared.hidden` the names of those that the inputs hide or that left a note.
     """
+    names = prepared.canaries
     if names is not None and not names:
-        return Tried()
+        return Findings()
     facts, tanhs = AttentionFacts(prepared.dtype), Tanhs()
     branches, by_masks, elsewhere = Branches(), Branches(OF_MASKS), Branches()
     begun = time.perf_counter()
@@ -93,22 +81,22 @@ def try_canaries(prepared: Prepared, names: frozenset[str] | None = None) -> Tri
     chosen = {name: part for name, part in every.items() if names is None or name in names}
     parts = [*chosen.values()]
     found = _at_once(prepared, parts) if is_long else [part() for part in parts]
-    hidden = frozenset(name for name, each in zip(chosen, found, strict=True) if any(each))
-    doubts, notes = (tuple(chain.from_iterable(lines)) for lines in zip(*found, strict=True))
+    prepared.first.hidden.update(n for n, each in zip(chosen, found, strict=True) if any(each))
+    _, doubts, notes = Findings.merged(found)
     if doubts and not _has_budget(prepared):
         doubts = ()  # no run could fail; the comparison reports why
     elif doubts and not prepared.has_power:
         doubts, notes = (), (*notes, _DROWNED)
-    return Tried(doubts, notes, hidden)
+    return Findings(doubts=doubts, notes=notes)
 
 
-def _at_once(prepared: Prepared, parts: Sequence[Part]) -> list[DoubtsAndNotes]:
+def _at_once(prepared: Prepared, parts: Sequence[Part]) -> list[Findings]:
     """Run the parts in up to two threads, each making one run after another."""
     for side in (prepared.first, prepared):  # computed once, before threads read them
         _ = side.exact, side.own, side.budgets
     has_grad, threads = torch.is_grad_enabled(), min(_AT_ONCE, torch.get_num_threads())
 
-    def alone(part: Part) -> DoubtsAndNotes:
+    def alone(part: Part) -> Findings:
         with torch.set_grad_enabled(has_grad):  # another thread has its own
             return part()
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from jax_attn.parity.bugs.bug import HIDES, OperatorCall, Site
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, inside
+from jax_attn.parity.checking.canaries.findings import inside
 from jax_attn.parity.checking.canaries.knees import KNEES
 from jax_attn.parity.checking.canaries.lucky_sizes import LUCKY_SIZES
 from jax_attn.parity.checking.canaries.side import Side, Sides, constant
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import joined
 from jax_attn.parity.run.modes.lines import calling_line
 
@@ -141,7 +141,7 @@ def _fmod(x: Any, divisor: Any) -> Sides:
 
 def _below(operator: str, x: torch.Tensor) -> tuple[Side, bool]:
     """Return the side on which remainder and fmod differ."""
-    side = Side(f"the sign of {operator}", "a number below 0", standing=_is_whole(x))
+    side = Side(f"the sign of {operator}", "a number below 0", standing=not x.is_floating_point())
     return side, bool((x < 0).any())
 
 
@@ -184,10 +184,6 @@ def _product(x: Any, y: Any) -> Sides:
 
 def _is_floating(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
-
-
-def _is_whole(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and not x.is_floating_point()
 
 
 def _hides(value: Any) -> bool:
@@ -253,7 +249,7 @@ class Branches:
                 self._lines[key] = calling_line()
             self.acts[key] = self.acts.get(key, False) or acts
 
-    def notes(self, *others: "Branches") -> DoubtsAndNotes:
+    def notes(self, *others: "Branches") -> Findings:
         """Note the sides that never act. others: branches in runs with other masks or inputs."""
         idle: dict[Side, list[tuple[str, str]]] = {}
         for key, acts in self.acts.items():
@@ -279,7 +275,7 @@ class Branches:
                 f"or a query with every key hidden{zero}"
             )
             notes.append(Finding("idle-guard", sentence))
-        return DoubtsAndNotes((), tuple(notes))
+        return Findings(notes=tuple(notes))
 
 
 def _where_is(places: list[tuple[str, str]]) -> str:

@@ -11,21 +11,15 @@ from typing import Any
 from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import Bug, OperatorCall, Site, arguments, is_number
+from jax_attn.parity.bugs.layers import NORMS
 from jax_attn.parity.bugs.planting import Planted, run_planted
-from jax_attn.parity.checking.canaries.findings import FINE, DoubtsAndNotes, inside, not_tried
+from jax_attn.parity.checking.canaries.findings import FINE, inside, not_tried
 from jax_attn.parity.checking.canaries.seen import is_seen
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.modes.constants import Kwargs
 
-# operator -> which of its arguments is the epsilon
-_NORMS = {
-    "_fused_rms_norm": 3,
-    "native_batch_norm": 7,
-    "native_group_norm": 7,
-    "native_layer_norm": 4,
-}
 _ROOTS = ("rsqrt", "sqrt", "pow")
 # The root of a sum with a second term this small belongs to a norm that is written out.
 _LARGEST = 1e-3
@@ -48,10 +42,8 @@ def _other(epsilon: float) -> float:
 class _Epsilons(Planted):
     """Float64 in which a sum keeps an epsilon that is its second term as an attribute."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        result = super().dispatched(func, args, kwargs)
         is_sum = func.overloadpacket.__name__ in ("add", "add_")
         if is_sum and isinstance(args[1], float) and 0 < args[1] <= _LARGEST:
             setattr(result, _MARK, args[1])
@@ -60,8 +52,8 @@ class _Epsilons(Planted):
 
 def _other_epsilon(call: OperatorCall) -> Bug | None:
     """Return the bug of a norm's call that has another default epsilon."""
-    if call.name in _NORMS:
-        at = _NORMS[call.name]
+    if call.name in NORMS:
+        at = NORMS[call.name]
         epsilon = call.args[at] if at < len(call.args) else None
         wrong = epsilon and _other(epsilon)
     else:
@@ -83,15 +75,15 @@ def _no_epsilon(call: OperatorCall) -> Bug | None:
     return Bug("epsilon", "no epsilon", arguments({at: call.args[at] - epsilon}), epsilon)
 
 
-_other_epsilons: Callable[..., Planted] = partial(_Epsilons, (*_NORMS, *_ROOTS), _other_epsilon)
+_other_epsilons: Callable[..., Planted] = partial(_Epsilons, (*NORMS, *_ROOTS), _other_epsilon)
 _no_epsilons: Callable[..., Planted] = partial(_Epsilons, tuple(_DIVISORS), _no_epsilon)
 
 
-def try_epsilons(prepared: Prepared) -> DoubtsAndNotes:
+def try_epsilons(prepared: Prepared) -> Findings:
     """Note norms whose other default epsilon, and denominators whose lack of one, is not seen."""
     if prepared.dtype not in FINE:
-        return DoubtsAndNotes((), ())
-    return DoubtsAndNotes((), (*_of_norms(prepared), *_of_denominators(prepared)))
+        return Findings()
+    return Findings(notes=(*_of_norms(prepared), *_of_denominators(prepared)))
 
 
 def _of_norms(prepared: Prepared) -> Iterator[Finding]:

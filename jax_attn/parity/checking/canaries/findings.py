@@ -1,20 +1,15 @@
-"""Findings of canaries: bugs that the inputs of a check would not reveal."""
+"""Findings of canaries: bugs that the inputs of a check would not reveal.
+
+Doubts name bugs that would pass unseen; notes, cases that were not tried or are minor.
+"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from jax_attn.parity.judge.finding import BLIND, Finding, StandingNote
 from jax_attn.parity.judge.text import quoted
 
 FINE = ("float32", "float64")
 """The precisions whose rounding does not hide every small part of a number, such as an epsilon."""
-
-
-class DoubtsAndNotes(NamedTuple):
-    """Doubts name bugs that would pass unseen; notes, cases that were not tried or are minor."""
-
-    doubts: tuple[Finding, ...]
-    notes: tuple[Finding, ...]
 
 
 def doubt(kind: str, bug: str, reason: str, remedy: str) -> Finding:

@@ -7,39 +7,36 @@ import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.softmax import DRAWN
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.bugs.tensors import with_inputs
+from jax_attn.parity.checking.canaries.findings import doubt
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import findings
+from jax_attn.parity.judge.finding import Findings, findings
 from jax_attn.parity.run.inputs_and_runs import is_float
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 # --- the same along an axis whose positions are mixed ---------------------------------------------
 
 
-def try_positions(prepared: Prepared) -> DoubtsAndNotes:
+def try_positions(prepared: Prepared) -> Findings:
     """Doubt inputs that are the same along an axis whose positions the reference mixes.
 
     This needs no softmax."""
     doubts = []
-    for name, x in named_inputs(prepared.reference).items():
+    for name, x in prepared.inputs.by_name.items():
         for axis in range(x.ndim - 1) if is_float(x.dtype) else ():
             alike = x.shape[axis] > 1 and (x == x.take([0], axis)).all()
             if alike and _joins(prepared, name, x, axis):
                 reason = f"input {name!r} is the same all along its axis {axis}, as is an output"
                 bug = "which positions the port mixes, and how"
                 doubts.append(doubt("positions", bug, reason, DRAWN))
-    return DoubtsAndNotes(tuple(doubts), ())
+    return Findings(doubts=tuple(doubts))
 
 
 def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
     """Return whether the first position changes others of an output that is the same along axis."""
     moved = np.moveaxis(x.copy(), axis, 0)
     moved[0] = np.random.default_rng(prepared.seed).standard_normal(moved[0].shape)
-    run = run_planted(
-        with_inputs(prepared.reference, {name: np.moveaxis(moved, 0, axis)}), Float64()
-    )
+    run = run_planted(with_inputs(prepared.reference, {name: np.moveaxis(moved, 0, axis)}))
     if run is None:
         return False
     for output, want in prepared.exact.kinds["output"].items():
@@ -55,10 +52,10 @@ def _joins(prepared: Prepared, name: str, x: np.ndarray, axis: int) -> bool:
 # --- two equal inputs -----------------------------------------------------------------------------
 
 
-def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
+def try_equal_inputs(prepared: Prepared) -> Findings:
     """Doubt two equal inputs if the reference distinguishes them."""
     doubts = []
-    for (a, given), (b, other) in combinations(named_inputs(prepared.reference).items(), 2):
+    for (a, given), (b, other) in combinations(prepared.inputs.by_name.items(), 2):
         if not _are_one(given, other) or (is_float(given.dtype) and prepared.gradients):
             continue  # gradients distinguish two floating inputs
         if _tells_apart(prepared, a, b, np.roll(given, 1, np.argmax(given.shape))):
@@ -66,7 +63,7 @@ def try_equal_inputs(prepared: Prepared) -> DoubtsAndNotes:
             remedy += ", or gradients=True" if is_float(given.dtype) else ""
             bug = f"that inputs {a!r} and {b!r} are swapped"
             doubts.append(doubt("swapped-inputs", bug, "they are the same array", remedy))
-    return DoubtsAndNotes(tuple(doubts), ())
+    return Findings(doubts=tuple(doubts))
 
 
 def _are_one(a: np.ndarray, b: np.ndarray) -> bool:
@@ -76,9 +73,7 @@ def _are_one(a: np.ndarray, b: np.ndarray) -> bool:
 
 def _tells_apart(prepared: Prepared, a: str, b: str, value: np.ndarray) -> bool:
     """Return whether a new value of either input fails outputs, and in a different way for each."""
-    runs = [
-        run_planted(with_inputs(prepared.reference, {name: value}), Float64()) for name in (a, b)
-    ]
+    runs = [run_planted(with_inputs(prepared.reference, {name: value})) for name in (a, b)]
     if None in runs:
         return False
     first, second = (run.kinds["output"] for run in runs if run)
@@ -95,9 +90,9 @@ _ALONG = {
 }
 
 
-def try_batches(prepared: Prepared) -> DoubtsAndNotes:
+def try_batches(prepared: Prepared) -> Findings:
     """Note an axis of size one if the reference also accepts two rows and keeps them apart."""
-    inputs = named_inputs(prepared.reference)
+    inputs = prepared.inputs.by_name
     notes = (
         f"every input has {one}, so a port that mixes {several} would pass; to show it, use "
         f"two {what} that differ"
@@ -105,12 +100,12 @@ def try_batches(prepared: Prepared) -> DoubtsAndNotes:
         if inputs and all(a.shape[axis : axis + 1] == (1,) for a in inputs.values())
         if _keeps_apart(prepared, inputs, axis)
     )
-    return DoubtsAndNotes((), findings("one-row", notes))
+    return Findings(notes=findings("one-row", notes))
 
 
 def _keeps_apart(prepared: Prepared, inputs: Mapping[str, np.ndarray], axis: int) -> bool:
     two = {name: np.concatenate([a, np.flip(a)], axis) for name, a in inputs.items()}
-    run = run_planted(with_inputs(prepared.reference, two), Float64())
+    run = run_planted(with_inputs(prepared.reference, two))
     if run is None:
         return False
     first = (slice(None),) * axis + (slice(1),)

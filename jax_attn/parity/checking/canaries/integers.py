@@ -10,13 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.masks import hidden_keys, is_mask
 from jax_attn.parity.checking.other_inputs import OtherIntegers, not_checked
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.finding import findings
 from jax_attn.parity.run.inputs_and_runs import Inputs
-from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
 
 Arrays = Mapping[str, np.ndarray]
@@ -28,7 +27,7 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
     """Vary each integer input that a port could do without."""
     varied: dict[str, np.ndarray] = {}
     unvaried = []
-    for name, given in named_inputs(prepared.reference).items():
+    for name, given in prepared.inputs.by_name.items():
         if given.dtype.kind not in "iu" or is_mask(prepared.reference, name, given):
             continue
         other = _other_value(prepared, name, given)
@@ -40,7 +39,7 @@ def other_integers(prepared: Prepared) -> OtherIntegers:
     if not varied:
         return OtherIntegers(notes)
     together = with_inputs(prepared.reference, varied)
-    if run_planted(together, Float64()) is None:
+    if run_planted(together) is None:
         why = "the reference raises an error if all have other values"
         return OtherIntegers((*notes, not_checked(varied, why)))
     each = {
@@ -58,7 +57,7 @@ def integers_left_out(prepared: Prepared) -> tuple[str, ...]:
         for name, a in given.kwargs.items()
         if a.dtype.kind in "iu" and not is_mask(reference, name, a)
     }
-    runs = ((name, run_planted(reference.given(x), Float64())) for name, x in without.items())
+    runs = ((name, run_planted(reference.given(x))) for name, x in without.items())
     return tuple(name for name, run in runs if run is not None)
 
 
@@ -77,7 +76,7 @@ def _other_value(prepared: Prepared, name: str, given: np.ndarray) -> np.ndarray
     accepted = unmasked = False
     for value in _candidates(given, np.random.default_rng(prepared.seed)):
         reference = with_inputs(prepared.reference, {name: value})
-        run = run_planted(reference, Float64())
+        run = run_planted(reference)
         if run is None or not _finite_as(run.kinds["output"], prepared.exact.kinds["output"]):
             continue
         accepted = True

@@ -8,20 +8,18 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from jax_attn.parity.bugs.bug import HIDES
-from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.masks import is_mask, parameter_name
+from jax_attn.parity.checking.canaries.seen import changes
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import is_float, wide
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 
-def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
+def try_mask_patterns(prepared: Prepared) -> Findings:
     """Note simpler patterns that a port could read where the reference reads the whole input."""
     notes: list[Finding] = []
-    for name, given in named_inputs(prepared.reference).items():
+    for name, given in prepared.inputs.by_name.items():
         if given.size == 0 or (given == given.flat[0]).all():
             continue  # try_masks already doubts a mask of a single value
         alike = [axis for axis in range(given.ndim) if (given == given.take([0], axis)).all()]
@@ -36,7 +34,7 @@ def try_mask_patterns(prepared: Prepared) -> DoubtsAndNotes:
         elif is_float(given.dtype) and not prepared.gradients:  # gradients show what is read
             notes += _of_axes(prepared, f"input {name!r}", name, given, moved, alike)
             notes += _of_bias(prepared, name, given)
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 def _of_axes(
@@ -127,5 +125,4 @@ _ORDINARY = (
 
 def _is_read(prepared: Prepared, name: str, other: np.ndarray) -> bool:
     """Return whether the reference accepts another value of an input and gives other outputs."""
-    run = run_planted(with_inputs(prepared.reference, {name: other}), Float64())
-    return run is not None and prepared.would_fail(run)
+    return changes(prepared, with_inputs(prepared.reference, {name: other}))

@@ -7,25 +7,24 @@ import numpy as np
 
 from jax_attn.parity.bugs.planting import Watched, Watcher, run_planted
 from jax_attn.parity.bugs.softmax import NO_KEY, SOME_HIDDEN, Weightless
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.findings import doubt
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float, wide
-from jax_attn.parity.run.modes.float64_mode import Float64
 from jax_attn.parity.run.reference import Reference
 
 
-def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> DoubtsAndNotes:
+def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> Findings:
     """Doubt or note each mask among the inputs that a port could invert or ignore unseen.
 
     An ignored mask has one value throughout, in either polarity. watchers: see these runs.
     """
     doubts = []
     notes: list[Finding] = []
-    for name, mask in named_inputs(prepared.reference).items():
+    for name, mask in prepared.inputs.by_name.items():
         if not is_mask(prepared.reference, name, mask):
             continue
         hides, shows = _ends(mask)
@@ -59,7 +58,7 @@ def try_masks(prepared: Prepared, facts: AttentionFacts, *watchers: Watcher) -> 
                 )
                 weight = Finding if _is_of_queries(mask) else StandingNote
                 notes.append(weight("no-empty-query", leaves))
-    return DoubtsAndNotes(tuple(doubts), tuple(dict.fromkeys(notes)))
+    return Findings(doubts=tuple(doubts), notes=tuple(dict.fromkeys(notes)))
 
 
 def _is_of_queries(mask: np.ndarray) -> bool:
@@ -135,9 +134,8 @@ def _is_added_to_scores(reference: Reference, name: str, a: np.ndarray) -> bool:
 
     A cache of zeros, concatenated with the keys, would also hide keys if its values were large.
     """
-    zero, shifted = (
-        run_planted(with_inputs(reference, {name: x}), Float64()) for x in (a, a - a.dtype.type(1))
-    )
+    both = (a, a - a.dtype.type(1))
+    zero, shifted = (run_planted(with_inputs(reference, {name: x})) for x in both)
     if zero is None or shifted is None:
         return False
     others = shifted.kinds["output"]

@@ -3,14 +3,13 @@
 import numpy as np
 
 from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.findings import FINE
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.other_inputs import OtherInputs
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import POWER, Verdict
 from jax_attn.parity.judge.finding import Finding, findings
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 # --- features too small for their errors to show --------------------------------------------------
 
@@ -52,11 +51,11 @@ def other_inputs(prepared: Prepared) -> OtherInputs | None:
     reference = prepared.reference
     others = {
         name: np.flip(a)
-        for name, a in named_inputs(reference).items()
+        for name, a in reference.inputs.by_name.items()
         if not is_mask(reference, name, a)
     }
     reference = with_inputs(reference, others)
-    planted = run_planted(reference, Float64())
+    planted = run_planted(reference)
     if planted is None or not prepared.would_fail(planted):
         return None
     return OtherInputs(reference.inputs, planted.kinds["output"])

@@ -10,6 +10,7 @@ from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.modes.float64_mode import Float64
+from jax_attn.parity.run.reference import Reference
 
 
 def is_seen(prepared: Prepared, planted: Callable[[], Float64]) -> bool | None:
@@ -25,6 +26,12 @@ def is_seen(prepared: Prepared, planted: Callable[[], Float64]) -> bool | None:
         if prepared.would_fail(run):
             return True
     return False
+
+
+def changes(prepared: Prepared, reference: Reference) -> bool:
+    """Return whether another reference runs, and gives outputs that would fail."""
+    run = run_planted(reference)
+    return run is not None and prepared.would_fail(run)
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -4,23 +4,18 @@ Gradients show them. Without gradients, a port that leaves one out passes.
 """
 
 from functools import partial
-from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.bug import HIDES, Bug, OperatorCall, Site
 from jax_attn.parity.bugs.planting import Planted, run_planted
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, inside, not_tried
+from jax_attn.parity.checking.canaries.findings import inside, not_tried
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
-from jax_attn.parity.run.modes.constants import Kwargs
-from jax_attn.parity.run.modes.float64_mode import not_in_place
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 
 _SMALL = 1e-3
 """A term of a sum of at most this share of it may be lost in the rounding of what follows."""
 _SUMS = ("add", "addcmul", "addmm", "sub")
-_IN_PLACE = ("add_", "addcmul_", "sub_")
 ALONE = 8
 """The number of branches that are left out one at a time: the smallest."""
 
@@ -28,12 +23,7 @@ ALONE = 8
 class _WithoutBranches(Planted):
     """Float64 in which sums lose a small term, also those that are made in place."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        if func.overloadpacket.__name__ in _IN_PLACE:
-            return args[0].copy_(self.compute(not_in_place(func), args, dict(kwargs or {})))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+    in_place = (*Planted.in_place, "add_", "addcmul_", "sub_")
 
 
 def _without_branch(call: OperatorCall) -> Bug | None:
@@ -54,16 +44,16 @@ def _without_branch(call: OperatorCall) -> Bug | None:
 _branches_left_out = partial(_WithoutBranches, _SUMS, _without_branch)
 
 
-def try_small_branches(prepared: Prepared) -> DoubtsAndNotes:
+def try_small_branches(prepared: Prepared) -> Findings:
     """Note the terms of sums that would not be missed, if gradients are not compared."""
     if prepared.gradients:
-        return DoubtsAndNotes((), ())
+        return Findings()
     mode = _branches_left_out()
     run = run_planted(prepared.reference, mode)
     if not mode.effects:
-        return DoubtsAndNotes((), ())
+        return Findings()
     if run is None:
-        return DoubtsAndNotes((), (not_tried("a missing branch"),))
+        return Findings(notes=(not_tried("a missing branch"),))
     smallest = sorted(mode.effects, key=lambda site: mode.effects[site].moved)
     unseen = [site for site in smallest[:ALONE] if not _is_missed(prepared, site)]
     notes: list[Finding] = []
@@ -80,7 +70,7 @@ def try_small_branches(prepared: Prepared) -> DoubtsAndNotes:
             "to show any of them, use gradients=True: a port without it lacks its gradients"
         )
         notes.append(StandingNote("few-tried", few))
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 def _is_missed(prepared: Prepared, site: Site) -> bool:

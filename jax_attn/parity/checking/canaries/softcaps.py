@@ -8,10 +8,10 @@ import torch
 from jax_attn.parity.bugs.bug import Bug, OperatorCall
 from jax_attn.parity.bugs.planting import Planted, run_planted
 from jax_attn.parity.bugs.softmax import FORWARD
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt, inside, not_tried
+from jax_attn.parity.checking.canaries.findings import doubt, inside, not_tried
 from jax_attn.parity.checking.canaries.seen import is_seen, settings
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.finding import Finding, Findings
 
 # The number of layers in which a wrong tanh is tried by itself.
 ALONE = 8
@@ -74,7 +74,7 @@ _FORWARD = Bug("softcap", _SAYS, _forward)
 _BACKWARD = Bug("softcap", _SAYS, lambda call: call.with_args(call.args[0], call.args[1] / 2))
 
 
-def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
+def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> Findings:
     """Doubt a cap of the scores, or note another tanh, if these inputs do not show its effect."""
     doubts: list[Finding] = []
     notes: list[Finding] = []
@@ -98,7 +98,7 @@ def try_softcaps(prepared: Prepared, tanhs: Tanhs) -> DoubtsAndNotes:
         else:
             passes = f"a port without the {tanh} would pass: {fact}; to show it, use {of_others}"
             notes.append(Finding("tanh", passes))
-    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+    return Findings(doubts=tuple(doubts), notes=tuple(notes))
 
 
 def _of_one(prepared: Prepared, kind: Kind, paths: list[str]) -> Iterator[Finding]:

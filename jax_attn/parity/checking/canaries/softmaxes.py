@@ -9,7 +9,7 @@ from jax_attn.parity.bugs import softmax
 from jax_attn.parity.bugs.bug import Site
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.softmax import SoftmaxBug
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs
+from jax_attn.parity.bugs.tensors import with_inputs
 from jax_attn.parity.checking.canaries.attention_facts import (
     FAINT,
     SATURATED,
@@ -17,13 +17,12 @@ from jax_attn.parity.checking.canaries.attention_facts import (
     AttentionFacts,
     Hiding,
 )
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt, not_tried
+from jax_attn.parity.checking.canaries.findings import doubt, not_tried
 from jax_attn.parity.checking.canaries.masks import is_mask
 from jax_attn.parity.checking.canaries.seen import same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.run.inputs_and_runs import Run, is_float
-from jax_attn.parity.run.modes.float64_mode import Float64
 
 # Planted in every softmax at once.
 _EVERYWHERE = (
@@ -48,7 +47,7 @@ NO_SOFTMAX = StandingNote(
 ALONE = 8
 
 
-def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
+def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> Findings:
     """Plant each bug in all softmaxes; and the scale in each one, which others may hide."""
     scale = _SCALES[prepared.dtype]
     unseen: list[SoftmaxBug] = []
@@ -58,7 +57,7 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
         mode = bug.planted()
         run = run_planted(prepared.reference, mode)
         if not mode.count:
-            return DoubtsAndNotes((), (NO_SOFTMAX,))
+            return Findings(notes=(NO_SOFTMAX,))
         if run is None:
             notes.append(not_tried(bug.says))
             continue
@@ -99,7 +98,7 @@ def try_softmaxes(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
             notes.append(not_tried(softmax.STOPPED.says))
         elif mode.planted and not prepared.would_fail(run):
             doubts.append(_doubt(softmax.STOPPED, facts.hiding()))
-    return DoubtsAndNotes(tuple(doubts), tuple(notes))
+    return Findings(doubts=tuple(doubts), notes=tuple(notes))
 
 
 def _no_input_shows(prepared: Prepared, bug: SoftmaxBug) -> bool:
@@ -111,11 +110,11 @@ def _no_input_shows(prepared: Prepared, bug: SoftmaxBug) -> bool:
     rng, reference = np.random.default_rng(prepared.seed), prepared.reference
     drawn = {
         name: rng.standard_normal(a.shape)
-        for name, a in named_inputs(reference).items()
+        for name, a in reference.inputs.by_name.items()
         if is_float(a.dtype) and not is_mask(reference, name, a)
     }
     others = with_inputs(reference, drawn)
-    right = run_planted(others, Float64())
+    right = run_planted(others)
     wrong = run_planted(others, bug.planted())
     if not drawn or right is None or wrong is None:
         return False

@@ -1,6 +1,6 @@
 """Canaries of weights: those without effect, those that nothing reads, and a padding row."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,17 +9,17 @@ import torch
 from torch._ops import OpOverload
 
 from jax_attn.parity.bugs.planting import run_planted
-from jax_attn.parity.bugs.tensors import named_inputs, with_inputs, with_tensors
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes
+from jax_attn.parity.bugs.tensors import with_inputs, with_tensors
 from jax_attn.parity.checking.canaries.mask_patterns import hides_one_end
 from jax_attn.parity.checking.canaries.masks import is_mask
-from jax_attn.parity.checking.canaries.seen import same
+from jax_attn.parity.checking.canaries.seen import changes, same
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding, StandingNote
+from jax_attn.parity.judge.finding import Finding, Findings, StandingNote
 from jax_attn.parity.judge.text import quoted
-from jax_attn.parity.run.inputs_and_runs import Run, is_float
+from jax_attn.parity.run.inputs_and_runs import is_float
 from jax_attn.parity.run.modes.constants import Kwargs, storages
 from jax_attn.parity.run.modes.float64_mode import Float64, is_view
+from jax_attn.parity.run.reference import Reference
 
 # --- a running mean of 0, a norm's weight of 1 ----------------------------------------------------
 
@@ -30,7 +30,7 @@ _NEUTRAL = (0.0, 1.0)
 _REMEDY = "other numbers there on both sides, such as those of a trained model"
 
 
-def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
+def try_neutral_weights(prepared: Prepared) -> Findings:
     """Note neutral weights that would change the outputs at other values; one run for each name.
 
     A gradient shows that a parameter is read, but not in which formula: 1 + w and exp(w) agree at
@@ -47,7 +47,7 @@ def try_neutral_weights(prepared: Prepared) -> DoubtsAndNotes:
     else:
         notes += _left_out(prepared, "parameter", module.named_parameters())
         notes += _neutral_inputs(prepared)
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 def _constants(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[float, list[str]]]:
@@ -66,7 +66,7 @@ def _left_out(
     prepared: Prepared, kind: str, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[Finding]:
     for value, names in _constants(tensors):
-        if value in _NEUTRAL and _changes_outputs(prepared, {*names}, _other):
+        if value in _NEUTRAL and _change_outputs(prepared, {*names}):
             s, are, them = _number(names)
             yield Finding(
                 "neutral-weights",
@@ -79,14 +79,13 @@ def _neutral_inputs(prepared: Prepared) -> Iterator[Finding]:
     """Note floating-point inputs of only 0 or 1 that would change the outputs at other values.
 
     No port leaves out its only input."""
-    inputs = named_inputs(prepared.reference)
+    inputs = prepared.inputs.by_name
     for name, a in inputs.items() if len(inputs) > 1 else ():
         is_one = a.size > 0 and is_float(a.dtype) and (a == a.flat[0]).all()
         if not is_one or a.flat[0] not in _NEUTRAL or is_mask(prepared.reference, name, a):
             continue
         others = {name: a + np.linspace(0.25, 0.75, a.size, dtype=a.dtype).reshape(a.shape)}
-        run = run_planted(with_inputs(prepared.reference, others), Float64())
-        if run is not None and prepared.would_fail(run):
+        if changes(prepared, with_inputs(prepared.reference, others)):
             yield Finding(
                 "neutral-input",
                 f"input {name!r} is {float(a.flat[0]):g} throughout, so a port that leaves it out "
@@ -109,9 +108,7 @@ def _formula(names: list[str], value: float) -> StandingNote:
     )
 
 
-def _changes_outputs(
-    prepared: Prepared, names: set[str], change: Callable[[torch.Tensor], torch.Tensor]
-) -> bool:
+def _change_outputs(prepared: Prepared, names: set[str]) -> bool:
     """Return whether other values of these buffers or parameters would fail an output."""
     module = prepared.reference.module
     held = [
@@ -119,9 +116,8 @@ def _changes_outputs(
         *module.named_buffers(remove_duplicate=False),
     ]
     tied = {id(x) for name, x in held if name in names}
-    others = with_tensors(prepared.reference, {name: change for name, x in held if id(x) in tied})
-    run = run_planted(others, Float64())
-    return run is not None and prepared.would_fail(run)
+    others = {name: _other for name, x in held if id(x) in tied}
+    return changes(prepared, with_tensors(prepared.reference, others))
 
 
 def _other(x: torch.Tensor) -> torch.Tensor:
@@ -147,37 +143,35 @@ class _Reads(Float64):
             name: p.untyped_storage().data_ptr() for name, p in module.named_parameters()
         }
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        result = super().dispatched(func, args, kwargs)
         if not is_view(func) and (not isinstance(result, torch.Tensor) or result.numel()):
-            self.storages.update(storages((args, kwargs or {})))
+            self.storages.update(storages((args, kwargs)))
         return result
 
 
-def try_unread(prepared: Prepared) -> DoubtsAndNotes:
+def try_unread(prepared: Prepared) -> Findings:
     """Note the parameters that no operator reads, if gradients are not compared."""
     if prepared.gradients:
-        return DoubtsAndNotes((), ())
+        return Findings()
     mode = _Reads()
     if run_planted(prepared.reference, mode) is None:
-        return DoubtsAndNotes((), ())
+        return Findings()
     unread = [name for name, storage in mode.parameters.items() if storage not in mode.storages]
     if not unread:
-        return DoubtsAndNotes((), ())
+        return Findings()
     them = "them" if unread[1:] else "it"
     note = (
         f"no input reaches {quoted(unread)}: no output is computed from {them}, so a port with "
         f"other numbers there may pass; to show it, use inputs that are routed to {them}"
     )
-    return DoubtsAndNotes((), (Finding("unreached-weights", note),))
+    return Findings(notes=(Finding("unreached-weights", note),))
 
 
 # --- padding of ids that the reference treats specially (RoBERTa's positions) ---------------------
 
 
-def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
+def try_padding_ids(prepared: Prepared) -> Findings:
     """Note ids without their embedding's padding id, or with it only at one end of each row, if the
     reference treats that id specially.
 
@@ -190,7 +184,7 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
             continue
         if (pad := table.padding_idx) is None:
             continue
-        for name, ids in named_inputs(prepared.reference).items():
+        for name, ids in prepared.inputs.by_name.items():
             if ids.dtype.kind not in "iu" or ids.size == 0 or (ids == pad).all():
                 continue
             others = ids[ids != pad]
@@ -201,13 +195,13 @@ def try_padding_ids(prepared: Prepared) -> DoubtsAndNotes:
             if is_padded and (is_bag or not hides_one_end(ids == pad)):
                 continue
             other = next((i for i in range(len(table.weight)) if i not in (pad, used)), used)
-            if not (_is_same(prepared, exchanged(other)) and _differs(prepared, exchanged(pad))):
+            if not (_is_same(prepared, exchanged(other)) and changes(prepared, exchanged(pad))):
                 continue
             if is_padded:
                 notes.append(StandingNote("mask-one-end", _ONE_END.format(name, pad, path)))
             else:
                 notes.append(Finding("no-padding", _NO_PADDING.format(name, pad, path)))
-    return DoubtsAndNotes((), tuple(notes))
+    return Findings(notes=tuple(notes))
 
 
 _ONE_END = (
@@ -222,9 +216,9 @@ _NO_PADDING = (
 )
 
 
-def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run | None:
-    """Run the reference with ids `a` and `b` exchanged, and rows `a` and `b` of one embedding."""
-    ids = named_inputs(prepared.reference)[name]
+def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Reference:
+    """Return the reference with ids `a` and `b` exchanged, and their rows of one embedding."""
+    ids = prepared.inputs.by_name[name]
     others = np.where(ids == a, b, np.where(ids == b, a, ids))
 
     def rows(table: torch.Tensor) -> torch.Tensor:
@@ -232,16 +226,12 @@ def _exchanged(prepared: Prepared, path: str, name: str, a: int, b: int) -> Run 
         return table
 
     reference = with_tensors(prepared.reference, {f"{path}.weight".removeprefix("."): rows})
-    return run_planted(with_inputs(reference, {name: others}), Float64())
+    return with_inputs(reference, {name: others})
 
 
-def _is_same(prepared: Prepared, run: Run | None) -> bool:
-    exact = prepared.exact.kinds["output"]
+def _is_same(prepared: Prepared, reference: Reference) -> bool:
+    exact, run = prepared.exact.kinds["output"], run_planted(reference)
     return run is not None and all(
         got.shape == exact[name].shape and same(got, exact[name])
         for name, got in run.kinds["output"].items()
     )
-
-
-def _differs(prepared: Prepared, run: Run | None) -> bool:
-    return run is not None and prepared.would_fail(run)

@@ -8,19 +8,19 @@ import torch
 from jax_attn.parity.bugs.planting import run_planted
 from jax_attn.parity.bugs.softmax import EDGES
 from jax_attn.parity.checking.canaries.attention_facts import AttentionFacts
-from jax_attn.parity.checking.canaries.findings import DoubtsAndNotes, doubt
+from jax_attn.parity.checking.canaries.findings import doubt
 from jax_attn.parity.checking.canaries.seen import settings
 from jax_attn.parity.checking.prepared import Prepared
-from jax_attn.parity.judge.finding import Finding
+from jax_attn.parity.judge.finding import Finding, Findings
 
 
-def try_windows(prepared: Prepared, facts: AttentionFacts) -> DoubtsAndNotes:
+def try_windows(prepared: Prepared, facts: AttentionFacts) -> Findings:
     """Doubt masks that could be off by one unseen, and windows that a port could ignore."""
     if not facts.longest:
-        return DoubtsAndNotes((), ())
+        return Findings()
     unreached = _unreached_windows(prepared.reference.module, facts)
     edges = _unseen_edges(prepared) if facts.hides else ()
-    return DoubtsAndNotes((*edges, *unreached), ())
+    return Findings(doubts=(*edges, *unreached))
 
 
 def _unseen_edges(prepared: Prepared) -> Iterator[Finding]:

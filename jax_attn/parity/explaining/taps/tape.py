@@ -210,7 +210,7 @@ class _Play:
         return self._now(x, n + 1).detach().numpy().astype(np.float64, copy=True)
 
     def _computed(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
-        return self._mode.__torch_dispatch__(func, (), args, kwargs)
+        return self._mode.dispatched(func, args, kwargs)
 
     def _run(self, func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> Any:
         try:

@@ -6,27 +6,56 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
-from jax_attn.parity.explaining.taps.places import Places
+from jax_attn.parity.bugs.layers import NORMS
 from jax_attn.parity.explaining.taps.tap import LEAVES, Place, Tap
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
+from jax_attn.parity.run.modes.lines import calling_line
+from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.modes.module_calls import ModuleCalls
 
 _COPIES = 5
 """Copies in memory per tensor: the run's own, its value, its spread, and two of a perturbed run."""
 
-_NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm")
-"""Operations that return the normalized tensor, then its statistics."""
+_FUSED = frozenset(
+    """
+    _fused_rms_norm _log_softmax _softmax _softmax_backward_data addmm baddbmm gelu gelu_backward
+    native_batch_norm native_group_norm native_layer_norm native_layer_norm_backward silu
+    silu_backward tanh_backward
+    """.split()  # noqa: SIM905
+)
 
 Seen = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 """The identity of a tensor: its storage, and its offset, shape and strides there."""
 
 
-class Tapping:
+class Places(ModuleCalls):
+    """A context in which the place of each operation is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_nodes: dict[int, Place] = {}
+
+    def here(self) -> Place:
+        """Return the place of the current operation."""
+        if torch._C._current_graph_task_id() == -1:
+            place = Place(self.path or "", calling_line())
+            # The node of its derivative already exists, with the last sequence number.
+            self._of_nodes[torch.autograd._get_sequence_nr() - 1] = place
+            return place
+        node = torch._C._current_autograd_node()
+        forward = Place() if node is None else self._of_nodes.get(node._sequence_nr(), Place())
+        return forward._replace(is_backward=True)
+
+
+class Tapping(Mode):
     """Mixin for a mode of torch that records the results of each operation, and their parents.
 
     Tensors are identified by their storage. A view of a whole tensor is that tensor; a view of a
-    part is a tap of its own.
+    part is a tap of its own. A port may be wrong in one step of a fused operation, so the steps are
+    taps, too, and parents of its result.
 
     inside: the fused operation whose steps are being computed.
     """
@@ -48,22 +77,20 @@ class Tapping:
         self._views: dict[Seen, int] = {}
         self.tensors: list[torch.Tensor] = []  # if a tensor were freed, its storage could be reused
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        given = tensors_of((args, kwargs or {}))
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        given = tensors_of((args, kwargs))
         parents = tuple(dict.fromkeys(map(self.node, given)))
-        parents += tuple(self.steps_of(func, args, kwargs or {}))
-        result = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
+        parents += tuple(self.steps_of(func, args, kwargs))
+        result = super().dispatched(func, args, kwargs)
         results = tensors_of(result)
-        if func.overloadpacket.__name__ in _NORMS:
-            results = [*results[1:], results[0]]  # the first is computed from the statistics
+        if func.overloadpacket.__name__ in NORMS:
+            results = [*results[1:], results[0]]  # the normalized one follows from its statistics
         for x in results:
             if func.is_view and x.numel() == given[0].numel():
                 self._views[seen(x)] = self.node(given[0])
             else:
                 index = self._add(x, f"aten.{func.overloadpacket.__name__}", "", parents)
-                parents += (index,) if func.overloadpacket.__name__ in _NORMS else ()
+                parents += (index,) if func.overloadpacket.__name__ in NORMS else ()
                 if func.is_view:
                     self._views[seen(x)] = index
                 else:
@@ -75,8 +102,15 @@ class Tapping:
         return result
 
     def steps_of(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> range:
-        """Return the taps of the steps inside an operation; a subclass may record some."""
-        return range(0)
+        """Compute an operation by its steps, if it is fused; return the indices of their taps."""
+        first = len(self.taps)
+        name, by_steps = func.overloadpacket.__name__, decomposition_table.get(func)
+        if not self.inside and by_steps and name in _FUSED:
+            self.inside = name
+            with self:
+                by_steps(*args, **kwargs)
+            self.inside = ""
+        return range(first, len(self.taps))
 
     def node(self, x: torch.Tensor) -> int:
         """Return the tap that a tensor is, or is a view of; an unknown tensor becomes a leaf."""

@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
-from jax_attn.parity.explaining.taps.places import Places
 from jax_attn.parity.explaining.taps.recording import Name, Operation, Recording, written
-from jax_attn.parity.explaining.taps.steps import Stepped
 from jax_attn.parity.explaining.taps.tap import Tap
 from jax_attn.parity.explaining.taps.tape import Played, Tape
-from jax_attn.parity.explaining.taps.tapping import seen
+from jax_attn.parity.explaining.taps.tapping import Places, Tapping, seen
 from jax_attn.parity.judge.budget import PRECISIONS
 from jax_attn.parity.run.inputs_and_runs import Arrays, Run
 from jax_attn.parity.run.modes.constants import Kwargs, tensors_of
@@ -82,7 +80,7 @@ class TorchTaps:
         return replace(self, taps=taps, spreads=spreads)
 
 
-class _Exact(Stepped, Unperturbed):
+class _Exact(Tapping, Unperturbed):
     """A float64 run, tapped and recorded."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -94,22 +92,20 @@ class _Exact(Stepped, Unperturbed):
         if self._places is not None:
             self._places.name_from(module)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         if self.inside:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        given = (args, kwargs or {})
+            return super().dispatched(func, args, kwargs)
+        given = (args, kwargs)
         for x in tensors_of(given):
             self.node(x)  # leaves come first
         leaves, first = tuple(map(self._parameter, args)), len(self.taps)
         origins = tuple(map(self._origin, args))
         writes = self.tape.about_to(func, *given)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().dispatched(func, args, kwargs)
         results = result if isinstance(result, tuple | list) else [result]
         tensors = [x if isinstance(x, torch.Tensor) else None for x in results]
         decides = not any(x is not None and x.is_floating_point() for x in tensors)
-        call = partial(_called, func, args, dict(kwargs or {}))
+        call = partial(_called, func, args, dict(kwargs))
         operation = Operation(call, decides, str(self.here()))
         is_one = result is not results
         self.recording.add(operation, tensors, is_one=is_one)
@@ -150,7 +146,7 @@ def _called(func: OpOverload, args: tuple, kwargs: Kwargs, name: Name) -> str:
     return f"torch.ops.{func}({', '.join([*(written(x, leaf) for x in args), *named])})"
 
 
-class _Moved(Stepped, Perturbed):
+class _Moved(Tapping, Perturbed):
     """A tapped perturbed run."""
 
 

@@ -4,16 +4,15 @@ A model in bfloat16 keeps its rotary angles in float32, so they are perturbed by
 float32: with roundoffs of bfloat16, the budget would pass a position that is wrong by several.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
-from jax_attn.parity.run.modes.mode import Mode
+from jax_attn.parity.run.modes.mode import Kwargs, Mode
 
-Kwargs = Mapping[str, Any]
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
 """An operator's name, and the shapes of the floating arguments of a call."""
 Constants = tuple[tuple[Signature, torch.dtype | None], ...]
@@ -109,10 +108,7 @@ class Recorder(Mode):
     def constants(self) -> Constants:
         return () if self._spoilt else tuple(self._recorded)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         made_by, call = sources_of(func, args, kwargs), signature(func, args, kwargs)
         if func._schema.is_mutable and made_by is None and args[0]._is_view():
             # Neither the constant that this is a view of, nor its other views, can be determined.

@@ -161,10 +161,7 @@ class DecisionRecorder(Mode):
         self._calls.__exit__(*raised)
         super().__exit__(*raised)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         made_by, call = sources_of(func, args, kwargs), signature(func, args, kwargs)
         name, constant = decision_name(func), made_by is not None
         is_side = name in SIDES or (name in _COMPARISONS and not constant)

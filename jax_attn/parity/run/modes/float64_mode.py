@@ -113,12 +113,10 @@ class Float64(Mode):
     def run_on(self, module: torch.nn.Module) -> None:
         """Prepare for a run of this copy of the reference."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         if is_view(func) and args[0].dtype is torch.float64:
-            return func(*args, **(kwargs or {}))
-        options = dict(kwargs or {})
+            return func(*args, **kwargs)
+        options = dict(kwargs)
         dtype = options.get("dtype")
         if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             options["dtype"] = torch.float64

@@ -18,11 +18,9 @@ class Narrowing(Mode):
         self._eps = torch.finfo(dtype).eps
         self.casts: dict[str, None] = {}
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        to = (kwargs or {}).get("dtype")
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
+        to = kwargs.get("dtype")
         is_cast = func.overloadpacket.__name__ == "_to_copy" and args[0].is_floating_point()
         if is_cast and to and to.is_floating_point and torch.finfo(to).eps > self._eps:
             self.casts[f"to {str(to).removeprefix('torch.')} at {calling_line()}"] = None
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

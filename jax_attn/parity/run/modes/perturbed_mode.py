@@ -113,19 +113,17 @@ class Perturbed(Unperturbed):
         each = torch.from_numpy(a if self.runs else a[None])
         return draws.each(self.rounding.stored(draws.of(each))).numpy().reshape(a.shape)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple = (), kwargs: Kwargs | None = None
-    ) -> Any:
+    def dispatched(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         if not self._constants:
             if is_view(func) and args[0].dtype is torch.float64:
-                return func(*args, **(kwargs or {}))
-            return self._lifted(func, self._dispatched(func, types, args, kwargs))
+                return func(*args, **kwargs)
+            return self._lifted(func, self._perturbed(func, args, kwargs))
         made_by = sources_of(func, args, kwargs)
         own = self.rounding
         if made_by is not None and rounds(func):
             precision = self._of_constant(signature(func, args, kwargs))
             self.rounding = replace(own, precision=precision)
-        result = self._lifted(func, self._dispatched(func, types, args, kwargs))
+        result = self._lifted(func, self._perturbed(func, args, kwargs))
         self.rounding = own
         mark(result, made_by)
         return result
@@ -138,23 +136,23 @@ class Perturbed(Unperturbed):
         alone = self.rounding.draws.runs is None or func._schema.is_mutable or func.is_view
         return result if alone else each(self.rounding.draws.lifted, result)
 
-    def _dispatched(self, func: OpOverload, types: Any, args: tuple, kwargs: Kwargs | None) -> Any:
+    def _perturbed(self, func: OpOverload, args: tuple, kwargs: Kwargs) -> Any:
         if any(isinstance(x, torch.Tensor) and x.layout is not torch.strided for x in args):
-            return self._sparse(func, args, dict(kwargs or {}))
+            return self._sparse(func, args, dict(kwargs))
         plain = func.overloadpacket.__name__.removesuffix("_")
-        is_sum = plain in SUMS or adds(plain, args, kwargs or {})
-        if not is_sum and (not rounds(func) or chooses(func, args, kwargs or {})):
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        kwargs = {name: self.rounding.number(value) for name, value in (kwargs or {}).items()}
+        is_sum = plain in SUMS or adds(plain, args, kwargs)
+        if not is_sum and (not rounds(func) or chooses(func, args, kwargs)):
+            return super().dispatched(func, args, kwargs)
+        kwargs = {name: self.rounding.number(value) for name, value in kwargs.items()}
         if plain == "div" and has_reciprocal(args[1]) and not kwargs.get("rounding_mode"):
             args = (args[0], self.rounding.divisor(args[1]))
         else:
             args = tuple(map(self.rounding.number, args))
         if not func._schema.is_mutable:
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            return super().dispatched(func, args, kwargs)
         if plain in COMPOSED or plain in APPROXIMATED or plain in _OF_TWO or is_sum:
             return args[0].copy_(self.compute(not_in_place(func), args, kwargs))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().dispatched(func, args, kwargs)
         result.copy_(each(self.rounding.stored, result))
         return result
 

@@ -12,8 +12,8 @@ from helpers.attention import attention_definition as definition
 from helpers.jaxprs import shapes
 from jax_attn.attention import (
     Alibi,
-    DistanceBias,
     ArgumentError,
+    DistanceBias,
     Mask,
     attend_with_cache,
     dot_product_attention,

@@ -80,6 +80,7 @@ ONE_GPT2 = GPT2 | {"n_layer": 1}
 ONE_BLOOM = BLOOM | {"n_layer": 1}
 ONE_POST_OPT = POST_OPT | {"num_hidden_layers": 1}
 ONE_GROUPED = GROUPED | {"num_hidden_layers": 1}
+EVEN_T5 = T5 | {"num_decoder_layers": LAYERS}
 ONE_T5 = T5 | {"num_layers": 1, "num_decoder_layers": 1}
 
 # name -> transformers' class, what its config says
@@ -149,11 +150,11 @@ CASES = {
     "t5": ("T5ForConditionalGeneration", T5),
     "t5, gated, a head of its own": (
         "T5ForConditionalGeneration",
-        ONE_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        EVEN_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     ),
     "t5, no head": ("T5Model", ONE_T5 | {"feed_forward_proj": "gated-silu"}),
     "t5, its encoder": ("T5EncoderModel", T5),
-    "mt5": ("MT5ForConditionalGeneration", ONE_T5),
+    "mt5": ("MT5ForConditionalGeneration", EVEN_T5),
     "umt5": ("UMT5ForConditionalGeneration", T5 | {"tie_word_embeddings": False}),
     "umt5, its encoder": ("UMT5EncoderModel", T5),
 }

@@ -103,12 +103,12 @@ def command(
         reads_source = isinstance(model, models.EncoderDecoder)
         if reads_source and chat:
             raise WrongInput("--chat: expected a decoder's checkpoint, got an encoder-decoder's")
-        talk = model if reads_source else models.Chat(model, length=length)
+        talk: Any = models.Chat(model, length=length) if isinstance(model, models.Model) else model
         messages: list[dict[str, str]] = []
         for n, turn in enumerate(_turns(prompt)):
             messages.append({"role": "user", "content": turn})
             ids = _ids(tokenizer, turn, messages if chat else None)
-            how = {**numbers, "key": jax.random.fold_in(jax.random.key(seed), n)}
+            how: Any = {**numbers, "key": jax.random.fold_in(jax.random.key(seed), n)}
             most = length if reads_source else talk.length
             if len(ids) > most:
                 raise WrongInput(f"expected at most {most} tokens, got {len(ids)}")

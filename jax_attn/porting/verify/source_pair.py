@@ -26,7 +26,7 @@ def pair_of(path: Path, config: Config, dtype: str) -> ModelPair:
 
 
 class SourcePair(ModelPair):
-    """An encoder-decoder on both sides."""
+    """An encoder-decoder on both sides. Its methods are called by the names of its inputs."""
 
     @property
     def inputs(self) -> dict[str, np.ndarray]:
@@ -42,7 +42,7 @@ class SourcePair(ModelPair):
             arrays |= {f"{side}tokens": tokens, f"{side}mask": mask}
         return arrays
 
-    def reference_outputs(
+    def reference_outputs(  # type: ignore[override]
         self, module: Any, tokens: Any, mask: Any, decoder_tokens: Any, decoder_mask: Any
     ) -> dict:
         """Return transformers' outputs by masks; those of padding are 0."""
@@ -59,7 +59,7 @@ class SourcePair(ModelPair):
         own = real({"hidden": hidden, "logits": logits_of(out)}, decoder_mask)
         return own | real({"source": out.encoder_last_hidden_state}, mask)
 
-    def port_outputs(
+    def port_outputs(  # type: ignore[override]
         self, model: Any, tokens: Any, mask: Any, decoder_tokens: Any, decoder_mask: Any
     ) -> dict:
         """Return our model's outputs by masks; those of padding are 0."""
@@ -74,7 +74,7 @@ class SourcePair(ModelPair):
         by_cache = (name for name in own if name != "source")
         return ways | {f"{name} by a cache": own[name][:1].detach() for name in by_cache}
 
-    def call_port(
+    def call_port(  # type: ignore[override]
         self, model: Any, tokens: Any, mask: Any, decoder_tokens: Any, decoder_mask: Any
     ) -> dict:
         """Return our model's outputs by masks, by lengths and by a cache."""

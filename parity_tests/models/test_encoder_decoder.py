@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from jax import P
+from jax.sharding import NamedSharding
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
+from helpers.attention.meshes import KINDS, mesh
 from helpers.families.whole_models import made
 from jax_attn import models
 from jax_attn.attention import Mask
@@ -130,6 +133,22 @@ def test_a_choice_reads_the_logits_of_one_pass(sides):
     assert (found != np.asarray(whole).argmax(-1)).any()
     by_number = {"temperature": 1.0, "key": jax.random.key(0), "eos_token_id": ()}
     assert (model.generate(TOKENS, LENGTHS, NEW, **by_number) == found).all()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_mesh(kind, sides):
+    """Rows are sharded, and the tokens are the same."""
+    on, both = mesh(kind, rows=2, heads=2), sides("umt5")
+    tokens, lengths = np.concatenate([TOKENS, TOKENS[:1]]), np.append(LENGTHS, 5)
+    how = {"repetition_penalty": 1.7, "eos_token_id": 5}
+    wanted = both.ours.generate(tokens, lengths, NEW, **how)
+    with jax.set_mesh(on):
+        model = models.load(both.folder, sharding=P())
+        placed = [jax.device_put(x, NamedSharding(on, P("rows"))) for x in (tokens, lengths)]
+        found = model.generate(*placed, NEW, **how)
+    assert (np.asarray(found) == np.asarray(wanted)).all()
 
 
 @pytest.mark.slow

@@ -106,6 +106,11 @@ LAYERS = {
     "no numbers": ("gpt2", "0,x", "such as 2,5"),
     "twice the same": ("gpt2", "1,1", "such as 2,5"),
     "none": ("gpt2", "", "such as 2,5"),
+    "one of an encoder or of a decoder": (
+        "mt5",
+        "0",
+        "expected a model of one stack, got an encoder and a decoder",
+    ),
     "what depends on its number": (
         "gpt2, scaled by layer",
         "1",

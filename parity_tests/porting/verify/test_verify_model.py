@@ -191,6 +191,11 @@ BEYOND = {
         },
         PASS,
     ),
+    "the biases of distances up to 29": (
+        "t5, its encoder",
+        {"relative_attention_max_distance": 29},
+        PASS,
+    ),
 }
 
 

@@ -230,14 +230,15 @@ def test_attention_is_verified_where_there_is_no_model(options, small, tmp_path,
 
 @pytest.mark.slow
 def test_a_model_that_is_not_ours_is_translated_and_verified_whole(tmp_path):
-    sizes = {"dim": 12, "hidden_dim": 14, "n_layers": 1, "n_heads": 2, "vocab_size": 29}
+    config = hf.T5Config(d_model=12, d_kv=5, d_ff=14, num_layers=1, num_heads=2, vocab_size=29)
+    config.relative_attention_num_buckets, config.relative_attention_max_distance = 6, 7
     torch.manual_seed(0)
-    hf.DistilBertModel(hf.DistilBertConfig(**sizes)).save_pretrained(tmp_path)
+    hf.T5ForTokenClassification(config).save_pretrained(tmp_path)
     done = verify(tmp_path, "--json")
     assert done.exit_code == PASS, done.output
     (case,) = json.loads(done.stdout)["cases"]
     assert case["name"] == "translation, float32"
-    assert any("DistilBertModel" in note for note in said(case, "about-checkpoint"))
+    assert any("T5ForTokenClassification" in note for note in said(case, "about-checkpoint"))
 
 
 @pytest.mark.slow

@@ -12,12 +12,13 @@ from jax_attn.attention.dispatch import KernelExplanation
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Mask
-from jax_attn.attention.position_bias import Alibi, alibi
+from jax_attn.attention.position_bias import Alibi, DistanceBias, alibi
 from jax_attn.attention.rotary import Rotary, rotate
 
 __all__ = [
     "Alibi",
     "ArgumentError",
+    "DistanceBias",
     "Dropout",
     "KVCache",
     "KernelExplanation",

@@ -21,7 +21,12 @@ from jax_attn.attention.kernels.mesh import explicit
 from jax_attn.attention.kernels.mesh.shards import WEIGHTS
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import MaskLike
-from jax_attn.attention.position_bias import Alibi, alibi_problems
+from jax_attn.attention.position_bias import (
+    Alibi,
+    DistanceBias,
+    alibi_problems,
+    distance_problems,
+)
 
 
 @broadcasting
@@ -179,6 +184,7 @@ def attend_with_cache(
     add_zero_attn: bool = False,
     sinks: Float[AnyArray, " N"] | None = None,
     alibi: Alibi | None = None,
+    distances: DistanceBias | None = None,
 ) -> tuple[Float[Array, "B T N Hv"], KVCache]:
     """Compute causal attention of the next tokens to all tokens so far, and extend the cache.
 
@@ -190,7 +196,8 @@ def attend_with_cache(
         token sees (``Mask.window(left, 0)``). Other conditions are refused.
       scale, softcap, precision, bias_k, bias_v, add_zero_attn, sinks: as in
         ``dot_product_attention``; extra keys are seen in every call and never cached.
-      alibi: adds a bias by the positions of all tokens so far; not beside extra keys.
+      alibi, distances: one of them adds a bias by the positions of all tokens so far; not beside
+        extra keys.
 
     Returns:
       (B, T, N, Hv) in the query's dtype, and the cache with the new tokens. If a row would hold
@@ -203,8 +210,11 @@ def attend_with_cache(
     extra = ExtraKeys(bias_k, bias_v, add_zero_attn, sinks)
     where = "attention with a cache"
     call = checked_call(where, query, key, value, mask, *options, extra)
-    problems = alibi_problems(alibi, call.N)
-    if alibi is not None and not problems:
-        call = dataclasses.replace(call, alibi=alibi.slopes)
+    problems = alibi_problems(alibi, call.N) + distance_problems(distances, call.N)
+    if alibi is not None and distances is not None:
+        problems.append("distances: expected None beside alibi")
+    if not problems:
+        by_keys = distances if alibi is None else alibi.slopes
+        call = dataclasses.replace(call, position_bias=by_keys)
     checks.raise_all(where, problems + cached.refusals(call, cache))
     return cached.attention(call.on_device(), cache)

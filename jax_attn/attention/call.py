@@ -13,7 +13,7 @@ from jax_attn.attention import checks
 from jax_attn.attention.annotations import AbstractArray
 from jax_attn.attention.dropout import Dropout
 from jax_attn.attention.mask import Mask
-from jax_attn.attention.position_bias import KeySlopes
+from jax_attn.attention.position_bias import DistanceBias, KeySlopes
 
 
 @functools.partial(
@@ -28,7 +28,7 @@ from jax_attn.attention.position_bias import KeySlopes
         "bias_k",
         "bias_v",
         "sinks",
-        "alibi",
+        "position_bias",
     ],
     meta_fields=["scale", "softcap", "precision", "add_zero_attn"],
 )
@@ -44,7 +44,8 @@ class Call:
     and sinks (N,), scores that take weight and have no value. The first two have dropout and
     columns of weights after the S, in this order; sinks have neither.
 
-    alibi: a bias by the positions of keys, for attention with a cache, which knows them.
+    position_bias: a bias by the positions of queries and keys, for attention with a cache, which
+    knows them.
     """
 
     query: jax.Array
@@ -60,7 +61,7 @@ class Call:
     bias_v: jax.Array | None = None
     sinks: jax.Array | None = None
     add_zero_attn: bool = False
-    alibi: KeySlopes | None = None
+    position_bias: KeySlopes | DistanceBias | None = None
 
     B = property(lambda self: self.query.shape[0])
     T = property(lambda self: self.query.shape[1])

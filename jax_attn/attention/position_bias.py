@@ -32,6 +32,12 @@ class KeySlopes:
     factor: float
     rounded: bool
 
+    def between(
+        self, queries: Int[AnyArray, "B T"], keys: Int[AnyArray, "B S"]
+    ) -> Float[Array, "B N 1 S"]:
+        """Return the bias of these keys, which is the same for every query."""
+        return self.bias(keys)
+
     def bias(self, positions: Int[AnyArray, "B S"]) -> Float[Array, "B N 1 S"]:
         """Return factor · slope · the key's position, in the slopes' dtype.
 
@@ -44,6 +50,29 @@ class KeySlopes:
         """Round to bfloat16. XLA may leave out a cast to it and back."""
         bits = jnp.finfo(jnp.bfloat16)
         return jax.lax.reduce_precision(x, bits.nexp, bits.nmant) if self.rounded else x
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["lowest"])
+@dataclasses.dataclass(frozen=True)
+class DistanceBias:
+    """A bias for each head and each distance of a key from its query.
+
+    rows: (N, R), the biases for the distances lowest, lowest + 1, …; those beyond either end have
+    the bias of that end.
+    """
+
+    rows: Float[Array, "N R"]
+    lowest: int
+
+    # Distances are the same from wherever positions count.
+    rounded = False
+
+    def between(
+        self, queries: Int[AnyArray, "B T"], keys: Int[AnyArray, "B S"]
+    ) -> Float[Array, "B N T S"]:
+        """Return the bias of each key for each query, by their positions."""
+        row_BTS = keys[:, None, :] - queries[:, :, None] - self.lowest
+        return jnp.take(self.rows, row_BTS, axis=1, mode="clip").swapaxes(0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +117,16 @@ def alibi_problems(alibi: object, num_heads: int) -> list[str]:
     if alibi is None or (isinstance(alibi, Alibi) and alibi.num_heads == num_heads):
         return []
     return [f"alibi: expected None or an Alibi of {num_heads} heads, got {alibi!r}"]
+
+
+def distance_problems(distances: object, num_heads: int) -> list[str]:
+    """Say why a value is no DistanceBias of this many heads, nor None."""
+    if distances is None:
+        return []
+    if isinstance(distances, DistanceBias) and distances.rows.shape[0] == num_heads:
+        return []
+    got = f"one of {distances.rows.shape[0]}" if isinstance(distances, DistanceBias) else distances
+    return [f"distances: expected None or a DistanceBias of {num_heads} heads, got {got}"]
 
 
 def alibi(num_heads: int, length: int, *, factor: float = 1.0) -> Float[Array, "N 1 S"]:

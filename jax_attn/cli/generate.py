@@ -4,18 +4,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from jax_attn.cli.status import WrongInput, expect_installed, missing, refuse
 from jax_attn.cli.verifying.checkpoint import expect_there
 from jax_attn.environment import settle_platforms
-
-if TYPE_CHECKING:
-    from jax_attn.models import Chat
 
 
 @click.command("generate")
@@ -75,6 +73,8 @@ def command(
 ) -> None:
     """Continue PROMPT with the model of a checkpoint, by the tokenizer in its folder.
 
+    An encoder-decoder reads PROMPT, and what its decoder generates is printed without it.
+
     CKPT is a folder as transformers writes it. Without PROMPT the lines of stdin are read that are
     not blank, each a text of its own, or a turn of one conversation with --chat, of which only what
     is new is computed. The text goes to stdout as it comes, and how fast it came to stderr.
@@ -91,6 +91,7 @@ def command(
     settle_platforms()
     _keep_programs()
     import jax
+    import numpy as np
 
     from jax_attn import models
     from jax_attn.attention import ArgumentError
@@ -99,21 +100,29 @@ def command(
     tokenizer = _tokenizer(checkpoint, chat)
     try:
         model = models.load(checkpoint)
-        talk = models.Chat(model, length=length)
+        reads_source = isinstance(model, models.EncoderDecoder)
+        if reads_source and chat:
+            raise WrongInput("--chat: expected a decoder's checkpoint, got an encoder-decoder's")
+        talk: Any = models.Chat(model, length=length) if isinstance(model, models.Model) else model
         messages: list[dict[str, str]] = []
         for n, turn in enumerate(_turns(prompt)):
             messages.append({"role": "user", "content": turn})
             ids = _ids(tokenizer, turn, messages if chat else None)
-            how = {**numbers, "key": jax.random.fold_in(jax.random.key(seed), n)}
-            room = talk.length + 1 - len(ids)  # the last token is not read
-            if room < 1:
-                raise WrongInput(f"expected at most {talk.length} tokens, got {len(ids)}")
-            said = _answer(talk, tokenizer, ids, chat, min(max_new_tokens, room), how)
+            how: Any = {**numbers, "key": jax.random.fold_in(jax.random.key(seed), n)}
+            most = length if reads_source else talk.length
+            if len(ids) > most:
+                raise WrongInput(f"expected at most {most} tokens, got {len(ids)}")
+            # What the answer follows. The last token is not read.
+            before = [] if reads_source else ids
+            count = min(max_new_tokens, most + 1 - max(1, len(before)))
+            tokens = np.array([ids], np.int32)
+            pieces = partial(talk.stream, tokens, None, count, every=_EVERY, **how)
+            said = _answer(pieces, tokenizer, before, chat, model.generation.ends)
             messages.append({"role": "assistant", "content": said})
     except TransferError as error:
         refuse(error)
     except ArgumentError as error:
-        text = str(error).removeprefix("Chat.stream: ")
+        text = re.sub(r"^\w+\.stream: ", "", str(error))
         raise WrongInput(_with_options(text, (*numbers, "length"))) from error
     except OSError as error:
         raise WrongInput(str(error)) from error
@@ -124,15 +133,19 @@ _EVERY = 4
 
 
 def _answer(
-    talk: "Chat", tokenizer: Any, ids: list[int], is_chat: bool, count: int, how: dict[str, Any]
+    pieces: Callable[[], Iterator[Any]],
+    tokenizer: Any,
+    ids: list[int],
+    is_chat: bool,
+    ends: Sequence[int],
 ) -> str:
-    """Print what follows these tokens, as it comes, and return it."""
+    """Print the pieces that follow these tokens, as they come, and return their text."""
     import numpy as np
 
     # What follows is decoded with what it follows, which decides whether a space is between.
     before = shown = tokenizer.decode(ids, skip_special_tokens=True)
     found, begun, first = list[int](), time.perf_counter(), 0.0
-    for piece in talk.stream(np.array([ids], np.int32), None, count, every=_EVERY, **how):
+    for piece in pieces():
         if not found:
             first = time.perf_counter() - begun
             click.echo("" if is_chat else before, nl=False)
@@ -147,8 +160,8 @@ def _answer(
         shown = max(shown, text, key=len)
     whole = tokenizer.decode(ids + found, skip_special_tokens=True)
     click.echo(whole[len(shown) :])
-    ends = (n for n, token in enumerate(found, 1) if token in talk.model.generation.ends)
-    _tell_speed(next(ends, len(found)), first, time.perf_counter() - begun - first)
+    ended = (n for n, token in enumerate(found, 1) if token in ends)
+    _tell_speed(next(ended, len(found)), first, time.perf_counter() - begun - first)
     return whole[len(before) :].strip()
 
 

@@ -60,8 +60,13 @@ class Job:
 _LOAD = """
 from jax_attn import models
 model = models.load({!r})
-logits = model(tokens).logits  # tokens: (B, T) integers"""
+logits = model({}"""
 """Code that loads and calls the written model."""
+_CALLS = {
+    False: "tokens).logits  # tokens: (B, T) integers",
+    True: "tokens, decoder_tokens=begun).logits  # (B, S) and (B, T) integers",
+}
+"""How the model is called: whether it has a decoder that reads an encoder -> the call."""
 
 
 @dataclass
@@ -104,7 +109,9 @@ class PortOutcome:
             click.echo(self.proof)
             click.echo(f"written: {self.written}" if self.written is not None else "nothing kept")
         if self.written is not None and self.has_model:
-            click.echo(_LOAD.format(self.written))
+            moves = () if self.plan is None else self.plan.moves
+            reads_source = any(p.startswith("decoder.") for move in moves for p in move.paths)
+            click.echo(_LOAD.format(self.written, _CALLS[reads_source]))
 
     def _as_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {}

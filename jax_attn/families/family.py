@@ -14,8 +14,8 @@ every family, those of `jax_attn.models`:
 
 `attention` is a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm,
 position_bias). Kernels are (in, out); a norm has a scale and a bias, an embedding an embedding.
-Encoder-decoders have `encoder.` and `decoder.` before `layers`, and `cross_attention`. This module
-imports no framework.
+Encoder-decoders have `encoder.` and `decoder.` before `layers` and `final_norm`, and in the layers
+of the decoder `cross_attention_norm` and `cross_attention`. This module imports no framework.
 """
 
 import re
@@ -62,7 +62,8 @@ class Family:
     head_of(config): the table of the keys that have no root.
     traits_of(config, torch prefix): the traits of the block at this prefix.
     places: the places of blocks, after the root, with {layer} for the layer's number; two places
-        with one Flax path are two spellings of one block.
+        with one Flax path are two spellings of one block. A function of the config, if that decides
+        on them; those of an encoder come before its decoder's.
     roots: the possible prefixes of every key except the head's, such as "bert"; "" for none.
     new_root(config): the root that transformers writes; the first of `roots` by default.
     also: further model_types with the same tables. known_by: the keys that identify a config of
@@ -84,7 +85,7 @@ class Family:
     rest_of: Callable[[Reading], Layout]
     head_of: Callable[[Reading], Layout]
     traits_of: Callable[[Reading, str], Traits]
-    places: tuple[Prefixes, ...]
+    places: tuple[Prefixes, ...] | Callable[[Reading], tuple[Prefixes, ...]]
     roots: tuple[str, ...] = ("transformer", "")
     new_root: Callable[[Reading], str] | None = None
     also: tuple[str, ...] = ()
@@ -130,7 +131,7 @@ class Family:
             text = f"whole models of the family {name} are not supported, only their attention"
             raise TransferError("reading the config", [Problem("refused", "model", text)])
         with self._reading(config) as read:
-            (pattern, _), *_ = self.places
+            (pattern, _), *_ = self.places_in(read)
 
             def attention(layer: int) -> Traits:
                 return self.traits_of(read, *filled((pattern,), (("layer", str(layer)),)))
@@ -153,12 +154,16 @@ class Family:
         whole = rest.under(self.root(config, keys), "") + head
         return optional(whole).spelled_as(keys), may_lack | heads
 
+    def places_in(self, config: Reading) -> tuple[Prefixes, ...]:
+        """Return the places of blocks in a model of this config."""
+        return self.places(config) if callable(self.places) else self.places
+
     def look_through(self, config: Reading) -> None:
         """Read every value of a config once, so that all problems are collected."""
         check_values(config)
         for read in (self.block_of, self.rest_of, self.head_of, self.optional_of):
             read(config)
-        for place in self.places:
+        for place in self.places_in(config):
             self.traits_of(config, *filled((place.torch,), (("layer", "0"),)))
         for name in _COUNTS:
             config.number(name, default=None)
@@ -184,8 +189,9 @@ class Family:
         """
         with self._reading(config) as read:
             block, rest, head = self.block_of(read), self.rest_of(read), self.head_of(read)
+            places = self.places_in(read)
         spelled: dict[str, list[Layout]] = {}
-        for place in self.places:
+        for place in places:
             spelled.setdefault(place.flax, []).append(block.under(*place))
         blocks = (spellings(*layouts) for layouts in spelled.values())
         behind, keys = Layout(*blocks, rest), list(keys)
@@ -195,7 +201,7 @@ class Family:
     def _places(self, config: Config, keys: list[str], root: str) -> list[Prefixes]:
         """List the blocks that have at least one key after this root."""
         places, block = [], self.block(config).torch_keys()
-        for place in self.places:
+        for place in self.places_in(Reading(self._typed(config))):
             prefix = f"{root}.{place.torch}" if root else place.torch
             patterns = [f"{prefix}.{key}" for key in block]
             for binding in sorted(bindings(patterns, keys), key=lambda b: [int(n) for _, n in b]):

@@ -1,20 +1,48 @@
 """T5, mT5 and UMT5: an encoder and a decoder, no scale, a learned bias by distance.
 
 The first block of each side has the table of buckets, and the others receive its bias. In UMT5
-every block has its own table.
+every block has its own table. The class T5EncoderModel is a model of one stack, the encoder, and
+its Flax paths are those of any other encoder.
 """
 
 import re
+from typing import NamedTuple
 
-from jax_attn.families.config import Reading
+from jax_attn.families.config import DECODER_LAYERS, LAYERS, Reading
 from jax_attn.families.family import Family, Prefixes
-from jax_attn.families.traits import BiasTraits, Traits
+from jax_attn.families.traits import (
+    BiasTraits,
+    BlockTraits,
+    ClassifierTraits,
+    EmbeddingTraits,
+    MLPTraits,
+    ModelTraits,
+    NormTraits,
+    Traits,
+    VocabularyTraits,
+)
+from jax_attn.families.whole import activation, architecture, stacked
 from jax_attn.transfer import EMBEDDING, LINEAR, Layout, Sizes, either, ignored, linear, row, tied
 from jax_attn.transfer.table.layouts import BIASLESS, RMS_NORM, projections
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
-_HEADS = {"t5": 8}
-"""model_type -> N if the config lacks it; 6 for the others."""
+_ENCODER, _DECODER = "encoder.block.{layer}", "decoder.block.{layer}"
+
+
+class _Absent(NamedTuple):
+    """What transformers takes for a field that a config lacks, by model_type."""
+
+    num_heads: int = 6
+    d_ff: int = 1024
+    vocab_size: int = 250112
+    feed_forward_proj: str = "gated-gelu"
+
+
+_ABSENT = {"t5": _Absent(8, 2048, 32128, "relu")}
+"""model_type -> the defaults; `_Absent()` for the others."""
+
+_MODELS = ("Model", "EncoderModel", "ForConditionalGeneration")
+"""Endings of the classes that have a whole model here."""
 
 _MLP = Layout(
     either(
@@ -32,17 +60,39 @@ def _block(config: Reading) -> Layout:
 
 
 def _rest(config: Reading) -> Layout:
-    return Layout(
+    config.flag("is_encoder_decoder", default=True)  # read, so it is no unknown field
+    encoder = _stack("attention_norm", "mlp_norm")
+    tokens = Layout(
         EMBEDDING.under("shared", "token_embedding"),
         tied("encoder.embed_tokens.weight", "shared.weight"),
+    )
+    if is_alone(config):
+        return tokens + encoder.under("encoder", "")
+    return Layout(
+        tokens,
         tied("decoder.embed_tokens.weight", "shared.weight"),
-        _stack("attention_norm", "mlp_norm").under("encoder", "encoder"),
+        encoder.under("encoder", "encoder"),
         _stack("attention_norm", "cross_attention_norm", "mlp_norm").under("decoder", "decoder"),
         ignored(
             f"decoder.block.0.{_CROSS}.relative_attention_bias.weight",
             "unused: cross-attention has no bias",
         ),
     )
+
+
+def _places(config: Reading) -> tuple[Prefixes, ...]:
+    if is_alone(config):
+        return (Prefixes(f"{_ENCODER}.{_SELF}"),)
+    return (
+        Prefixes(f"{_ENCODER}.{_SELF}", "encoder.layers.{layer}.attention"),
+        Prefixes(f"{_DECODER}.{_SELF}", "decoder.layers.{layer}.attention"),
+        Prefixes(f"{_DECODER}.{_CROSS}", "decoder.layers.{layer}.cross_attention"),
+    )
+
+
+def is_alone(config: Reading) -> bool:
+    """Return whether a config is that of an encoder without a decoder."""
+    return architecture(config).endswith("EncoderModel")
 
 
 def _stack(*norms: str) -> Layout:
@@ -59,14 +109,17 @@ def _stack(*norms: str) -> Layout:
     )
 
 
-def _head(config: Reading) -> Layout:
+def _is_tied(config: Reading) -> bool:
     # transformers 5 writes tie_word_embeddings = true for every T5, and keeps in
     # scale_decoder_outputs whether the head of the original file was tied.
     is_tied = config.flag("tie_word_embeddings", default=True)
-    is_tied = config.flag("scale_decoder_outputs", default=is_tied)
+    return config.flag("scale_decoder_outputs", default=is_tied)
+
+
+def _head(config: Reading) -> Layout:
     return Layout(
         tied("lm_head.weight", "shared.weight")
-        if is_tied
+        if _is_tied(config)
         else BIASLESS.under("lm_head", "lm_head"),
         LINEAR.under("classification_head.dense", "classifier.dense"),
         LINEAR.under("classification_head.out_proj", "classifier.out"),
@@ -78,7 +131,7 @@ def _head(config: Reading) -> Layout:
 def _traits(config: Reading, prefix: str) -> Traits:
     kind = config.get("model_type")
     D = config.number("d_model", "hidden_size", default=512)
-    N = config.number("num_heads", "num_attention_heads", default=_HEADS.get(kind, 6))
+    N = config.number("num_heads", "num_attention_heads", default=_absent(config).num_heads)
     H = config.number("d_kv", "head_dim", default=64)
     in_decoder, cross = ".decoder." in f".{prefix}", prefix.endswith(_CROSS)
     buckets = {
@@ -100,13 +153,88 @@ def _traits(config: Reading, prefix: str) -> Traits:
     )
 
 
+def _absent(config: Reading) -> _Absent:
+    return _ABSENT.get(config.get("model_type"), _Absent())
+
+
+def _mlp(config: Reading) -> MLPTraits:
+    absent = _absent(config)
+    named = config.get("feed_forward_proj") or absent.feed_forward_proj
+    parts = named.split("-") if isinstance(named, str) else []
+    is_gated = parts[:1] == ["gated"]
+    if len(parts) != 1 + is_gated:
+        expected = "the name of an activation, or of a gated one such as 'gated-gelu'"
+        config.refuse("feed_forward_proj", named, expected)
+        parts = ["relu"]
+    # By this name transformers means the approximate one, which it calls gelu_new.
+    function = "gelu_new" if named == "gated-gelu" else parts[-1]
+    # Files of transformers repeat it in two other fields, which its models read.
+    for name, same in {"dense_act_fn": function, "is_gated_act": is_gated}.items():
+        if (value := config.get(name)) not in (None, same):
+            config.refuse(name, value, f"{same!r}, as feed_forward_proj says")
+    by_name = config.with_values({"feed_forward_proj": function})
+    return MLPTraits(
+        config.number("d_ff", default=absent.d_ff),
+        activation(by_name, "feed_forward_proj", "relu"),
+        is_gated=is_gated,
+        use_bias=False,
+    )
+
+
+def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
+    _check_class(config)
+    D = config.number("d_model", "hidden_size", default=512)
+    vocabulary = config.number("vocab_size", default=_absent(config).vocab_size)
+    norm = NormTraits("rms", config.real("layer_norm_epsilon", default=1e-6))
+    # None of these is read by transformers: a T5 has no table of positions.
+    for name in ("n_positions", "scalable_attention"):
+        config.get(name)
+    scales = config.get("model_type") != "mt5" and _is_tied(config)
+    head = VocabularyTraits(_is_tied(config), scale=D**-0.5 if scales else None)
+    mlp = _mlp(config)
+    return ModelTraits(
+        D,
+        EmbeddingTraits(vocabulary, width=D),
+        stacked(attention, mlp, norm, "pre"),
+        norm,
+        head,
+        ClassifierTraits("first"),
+        decoder=_decoder(config, len(attention), mlp, norm),
+    )
+
+
+def _decoder(
+    config: Reading, layers: int, mlp: MLPTraits, norm: NormTraits
+) -> tuple[BlockTraits, ...]:
+    """Return the decoder's blocks, if the traits are those of all `layers` of the encoder."""
+    count = config.number(*LAYERS)
+    others = config.number(*DECODER_LAYERS, default=count)
+    if is_alone(config) or layers != count:
+        return ()
+    return tuple(
+        BlockTraits(
+            *(_traits(config, f"{block}.{_SELF}"), mlp, norm, "pre"),
+            cross=_traits(config, f"{block}.{_CROSS}"),
+        )
+        for block in (_DECODER.format(layer=layer) for layer in range(others))
+    )
+
+
+def _check_class(config: Reading) -> None:
+    """Refuse the classes of the family that have no model here."""
+    named = architecture(config)
+    if named and not named.endswith(_MODELS):
+        config.refuse("architectures", named, f"a class that ends in {', '.join(_MODELS)}")
+    # An encoder's file may say either: transformers has written both.
+    has_both = config.flag("is_encoder_decoder", default=True)
+    if not has_both and not is_alone(config):
+        config.refuse("is_encoder_decoder", has_both, "true, except for the class T5EncoderModel")
+
+
 T5 = Family(
     *("t5", _block, _rest, _head, _traits),
-    places=(
-        Prefixes(f"encoder.block.{{layer}}.{_SELF}", "encoder.layers.{layer}.attention"),
-        Prefixes(f"decoder.block.{{layer}}.{_SELF}", "decoder.layers.{layer}.attention"),
-        Prefixes(f"decoder.block.{{layer}}.{_CROSS}", "decoder.layers.{layer}.cross_attention"),
-    ),
+    places=_places,
     roots=("", "transformer"),
     also=("mt5", "umt5"),
+    model_of=_model,
 )

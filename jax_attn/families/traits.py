@@ -139,7 +139,8 @@ x + norm(f(norm(x))). parallel: x + attention(norm(x)) + mlp(norm(x)).
 class BlockTraits:
     """A block: attention, an MLP, and the norms around them.
 
-    shares_norm: attention and MLP of a parallel block read one norm's output.
+    shares_norm: attention and MLP of a parallel block read one norm's output. cross: attention to
+    another sequence, with a norm of its own, between a "pre" block's attention and its MLP.
     """
 
     attention: Traits
@@ -147,6 +148,7 @@ class BlockTraits:
     norm: NormTraits
     placement: NormPlacement
     shares_norm: bool = False
+    cross: Traits | None = None
 
 
 class PositionTraits(NamedTuple):
@@ -188,7 +190,8 @@ class VocabularyTraits(NamedTuple):
     """The head that gives a logit for each token.
 
     is_tied: it multiplies by the token table. use_bias: it adds a bias. activation, norm: those of
-    a dense layer that comes first; None without such a layer. softcap: that of the logits.
+    a dense layer that comes first; None without such a layer. softcap: that of the logits. scale:
+    the factor of the hidden states that it reads, if it is not 1.
     """
 
     is_tied: bool
@@ -196,6 +199,7 @@ class VocabularyTraits(NamedTuple):
     activation: str | None = None
     norm: NormTraits | None = None
     softcap: float | None = None
+    scale: float | None = None
 
 
 class ClassifierTraits(NamedTuple):
@@ -218,6 +222,8 @@ class ModelTraits:
     """A whole model: embedding, blocks, a norm, and the heads that a file may have.
 
     final_norm: None for none. lm_head, classifier: the traits of these heads if a file has them.
+    decoder: the blocks of a decoder that reads what `blocks`, an encoder's, return. It has the same
+    embedding and a final norm of its own. () for a model of one stack.
     """
 
     embed_dim: int
@@ -226,3 +232,4 @@ class ModelTraits:
     final_norm: NormTraits | None
     lm_head: VocabularyTraits
     classifier: ClassifierTraits
+    decoder: tuple[BlockTraits, ...] = ()

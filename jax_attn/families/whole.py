@@ -50,9 +50,9 @@ _NEUTRAL = frozenset(
         # Training.
         "activation_dropout attention_dropout attention_probs_dropout_prob attn_pdrop "
         "classifier_dropout classifier_dropout_prob dropout embd_pdrop gradient_checkpointing "
-        "hidden_dropout hidden_dropout_prob init_std initializer_factor initializer_range "
-        "layerdrop neftune_noise_alpha problem_type resid_pdrop router_aux_loss_coef "
-        "router_jitter_noise "
+        "dropout_rate hidden_dropout hidden_dropout_prob init_std initializer_factor "
+        "initializer_range layerdrop neftune_noise_alpha problem_type resid_pdrop "
+        "router_aux_loss_coef router_jitter_noise "
         "sbert_ce_default_activation_function",
         # The outputs of a call, and the order of its sums.
         "attention_softmax_in_fp32 attn_implementation bias_dropout_fusion cache_implementation "

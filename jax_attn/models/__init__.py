@@ -8,7 +8,9 @@ from jax_attn.families import traits
 from jax_attn.models.asked import How
 from jax_attn.models.block import Block
 from jax_attn.models.chat import Chat
+from jax_attn.models.cross_attention import Source
 from jax_attn.models.defaults import Defaults
+from jax_attn.models.encoder_decoder import Decoded, Decoding, EncoderDecoder
 from jax_attn.models.load import from_config, load, save
 from jax_attn.models.mlp import MLP
 from jax_attn.models.model import Model, Output
@@ -19,12 +21,16 @@ __all__ = [
     "MLP",
     "Block",
     "Chat",
+    "Decoded",
+    "Decoding",
     "Defaults",
+    "EncoderDecoder",
     "How",
     "Model",
     "Norm",
     "Output",
     "Sampling",
+    "Source",
     "from_config",
     "load",
     "save",

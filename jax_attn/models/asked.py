@@ -16,7 +16,8 @@ from jax_attn.models.defaults import OF_DRAWS
 from jax_attn.models.sampling import Sampling
 
 if TYPE_CHECKING:
-    from jax_attn.models.model import Model
+    from jax_attn.models.encoder_decoder import EncoderDecoder
+    from jax_attn.models.generate import LanguageModel
 
 Choose = Callable[[Float[Array, "B V"], Any], Int[AnyArray, " B"]]
 """(logits, key) → each row's next token. key: this step's; None if `generate` has none."""
@@ -73,7 +74,7 @@ class How(TypedDict, total=False):
     key: jax.Array | None
 
 
-def merged(model: "Model", how: How) -> Wanted:
+def merged(model: "LanguageModel", how: How) -> Wanted:
     """Return what a call asks for; what it leaves open is as the model's checkpoint says."""
     if unknown := how.keys() - How.__annotations__.keys():
         raise TypeError(f"generate: got unexpected arguments {', '.join(sorted(unknown))}")
@@ -107,7 +108,7 @@ def settled(wanted: Wanted, vocab_size: int) -> Wanted:
 
 
 def problems(
-    model: "Model",
+    model: "LanguageModel",
     rows: Rows,
     max_new_tokens: Any,
     how: How,
@@ -131,12 +132,21 @@ def problems(
     return found + counts + _choice_problems(model, how, wanted)
 
 
-def model_problems(model: "Model") -> list[str]:
+def model_problems(model: "LanguageModel") -> list[str]:
     """Say why this model cannot generate."""
     found = inputs.cache_problems(model.reads)
     if not model.is_language_model:
         found.append("model: expected a language model's head and no other")
     return found
+
+
+def start_token(model: "EncoderDecoder") -> tuple[int, list[str]]:
+    """Return the token with which the decoder begins, and what is wrong with it."""
+    start, vocab_size = model.generation.start, model.embedding.vocab_size
+    if checks.is_int(start) and 0 <= start < vocab_size:
+        return start, []
+    expected = f"a token of 0 to {vocab_size - 1}"
+    return 0, [f"model.generation: decoder_start_token_id: expected {expected}, got {start!r}"]
 
 
 def unknown_problems(rows: Rows, why: str) -> list[str]:
@@ -157,7 +167,7 @@ def _mask_problems(attention_mask: Any) -> list[str]:
     return []
 
 
-def _room_problems(model: "Model", rows: Rows, count: int, room: int | None) -> list[str]:
+def _room_problems(model: "LanguageModel", rows: Rows, count: int, room: int | None) -> list[str]:
     limits = [n for n in (room, model.most_tokens) if n is not None]
     if not limits:
         return []
@@ -169,7 +179,7 @@ def _room_problems(model: "Model", rows: Rows, count: int, room: int | None) -> 
     return [f"max_new_tokens: expected at most {left} after {read} tokens, got {count}"]
 
 
-def _choice_problems(model: "Model", how: How, wanted: Wanted) -> list[str]:
+def _choice_problems(model: "LanguageModel", how: How, wanted: Wanted) -> list[str]:
     """Say what is wrong with how tokens are chosen."""
     numbers, vocab_size, defaults = wanted.sampling, model.embedding.vocab_size, model.generation
     found = []

@@ -12,6 +12,7 @@ from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.models import asked, generate
 from jax_attn.models.asked import How, Rows
+from jax_attn.models.encoder_decoder import EncoderDecoder
 
 if TYPE_CHECKING:
     from jax_attn.models.model import Model
@@ -29,11 +30,13 @@ class Chat:
       batch: the number of rows.
       length: the most tokens that a row may have, if the model's table of positions has as many.
 
-    Raises ArgumentError for a model that has no cache.
+    Raises ArgumentError for a model that has no cache, and for an encoder-decoder.
     """
 
     def __init__(self, model: "Model", batch: int = 1, length: int = 4096):
         problems = checks.count_problems(batch=batch, length=length) + asked.model_problems(model)
+        if isinstance(model, EncoderDecoder):
+            problems.append("model: expected a decoder alone, got one that reads an encoder")
         checks.raise_all("Chat", problems)
         self.model, self.batch = model, batch
         self.length, self._turn = min(length, model.most_tokens or length), 0

@@ -36,6 +36,9 @@ _OTHERS_OF_DRAWS = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, 
 OF_DRAWS = frozenset(("top_k", "top_p", "min_p", *_OTHERS_OF_DRAWS))
 """Every option that counts only if tokens are drawn."""
 
+_STARTS = ("decoder_start_token_id", "bos_token_id")
+"""Names of a decoder's first token, in the order of transformers."""
+
 _NOTHING = Sampling()
 
 
@@ -47,6 +50,7 @@ class Defaults:
       ends: the tokens that end a row.
       draws: whether tokens are drawn; otherwise the likeliest is taken.
       sampling: the numbers by which they are drawn, when they are.
+      start: the token with which a decoder begins that reads an encoder; None if none is named.
       refused: options that are wrong or not supported, each with the reason. `generate` refuses
         those that would count.
     """
@@ -55,6 +59,7 @@ class Defaults:
     draws: bool = False
     sampling: Sampling = _NOTHING
     refused: tuple[tuple[str, str], ...] = ()
+    start: Any = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> "Defaults":
@@ -81,7 +86,9 @@ class Defaults:
         for name, neutral in (_OTHERS | _OTHERS_OF_DRAWS).items():
             if (x := file.get(name)) not in (None, neutral, []):
                 refused[name] = f"not supported, got {x!r}"
-        return cls(ends, draws, Sampling(**numbers), tuple(refused.items()))
+        starts = (f.get(name) for name in _STARTS for f in (file, config))
+        start = next((token for token in starts if token is not None), None)
+        return cls(ends, draws, Sampling(**numbers), tuple(refused.items()), start)
 
 
 def read(path: Path, config: Mapping[str, Any]) -> tuple[Defaults, dict[str, Any] | None]:

@@ -5,9 +5,9 @@ share two programs: one reads the prompt, the other goes on token by token, up t
 not compiled in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,20 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
-from jax_attn.attention import KVCache, checks
+from jax_attn.attention import checks
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.broadcasting import broadcasting
 from jax_attn.models import asked, sampling
 from jax_attn.models.asked import How, Rows, Wanted
 
 if TYPE_CHECKING:
+    from jax_attn.models.encoder_decoder import Decoding, EncoderDecoder
     from jax_attn.models.model import Model
 
-Caches = tuple[KVCache, ...]
+    LanguageModel: TypeAlias = Model | EncoderDecoder
+
+Caches: TypeAlias = Any
+"""What a model's `empty_cache` returns, extended by what was read; None before it."""
 _FEWEST = 16
 """The length to which shorter prompts are padded."""
 
@@ -92,23 +96,49 @@ def started(
 
     every: the tokens that a stream yields together.
     """
-    wanted, vocab_size = asked.merged(model, how), model.embedding.vocab_size
-    streams = every is not None
-    problems = asked.unknown_problems(rows, "to stream what follows") if streams else []
-    problems += asked.problems(model, rows, count, how, wanted, every if streams else 1)
-    checks.raise_all(where, problems)
-    wanted, prompt = asked.settled(wanted, vocab_size), prompt_of(rows, model.most_tokens)
+    wanted, prompt = _checked(model, rows, count, how, where, every)
     length = bucket(rows.tokens.shape[1] + int(count))
     return begun(model, wanted, prompt, None, None, length=length), wanted
 
 
-def all_at_once(model: "Model", wanted: Wanted, going: Going, count: int) -> Int[Array, "B count"]:
+def started_from_source(
+    model: "EncoderDecoder", rows: Rows, count: int, how: How, where: str, every: int | None = None
+) -> tuple[Going, Wanted]:
+    """Do the same for rows that the encoder reads; the decoder begins with its start token."""
+    start, others = asked.start_token(model)
+    wanted, prompt = _checked(model, rows, count, how, where, every, others)
+    length = bucket(1 + int(count))
+    first, cache = _encoded(model, prompt, jnp.int32(start), length=length)
+    return begun(model, wanted, first, cache, None, length=length), wanted
+
+
+def _checked(
+    model: "LanguageModel",
+    rows: Rows,
+    count: int,
+    how: How,
+    where: str,
+    every: int | None,
+    others: Sequence[str] = (),
+) -> tuple[Wanted, Prompt]:
+    """Return the arguments as they are compiled; others: further problems, told with theirs."""
+    wanted, vocab_size = asked.merged(model, how), model.embedding.vocab_size
+    streams = every is not None
+    problems = asked.unknown_problems(rows, "to stream what follows") if streams else []
+    problems += asked.problems(model, rows, count, how, wanted, every if streams else 1)
+    checks.raise_all(where, [*problems, *others])
+    return asked.settled(wanted, vocab_size), prompt_of(rows, model.most_tokens)
+
+
+def all_at_once(
+    model: "LanguageModel", wanted: Wanted, going: Going, count: int
+) -> Int[Array, "B count"]:
     """Return the `count` tokens that follow each row."""
     return so_far(gone_on(model, wanted, going, jnp.int32(count)), count)
 
 
 def streamed(
-    model: "Model", wanted: Wanted, going: Going, count: int, every: int
+    model: "LanguageModel", wanted: Wanted, going: Going, count: int, every: int
 ) -> Iterator[tuple[Going, Int[Array, "B n"], bool]]:
     """Yield what there is after each `every` tokens, those tokens, and whether they are the last.
 
@@ -136,14 +166,26 @@ def _part(out: jax.Array, last: jax.Array, steps: jax.Array, first: jax.Array, n
     return jnp.where(places < steps, tokens, last[:, None])
 
 
+@nnx.jit(static_argnames=("length",), graph_updates=False)
+@broadcasting
+def _encoded(
+    model: "EncoderDecoder", prompt: Prompt, start: jax.Array, *, length: int
+) -> tuple[Prompt, "Decoding"]:
+    """Read the source; return the decoder's prompt and its cache, which reads the source."""
+    # Lengths of its own, because the cache is given up and the caller's are not.
+    source = model.encode(prompt.tokens, prompt.lengths + 0)
+    tokens = jnp.full_like(prompt.tokens[:, :1], start)
+    return Prompt(tokens, jnp.ones_like(tokens[:, 0])), model.empty_cache(source, length)
+
+
 # Without graph updates, so that flax does not return and replace every parameter.
 @nnx.jit(static_argnames=("length",), donate_argnames=("caches",), graph_updates=False)
 @broadcasting
 def begun(
-    model: "Model",
+    model: "LanguageModel",
     wanted: Wanted,
     prompt: Prompt,
-    caches: Caches | None,
+    caches: Caches,
     seen: Bool[AnyArray, "B V"] | None,
     *,
     length: int,
@@ -155,23 +197,20 @@ def begun(
     """
     B, T = prompt.tokens.shape
     if caches is None:
-        caches = model.empty_cache(B, length)
+        caches = cast("Model", model).empty_cache(B, length)
     if wanted.sampling.repetition_penalty is not None:
         is_real_BT = jnp.arange(T) < prompt.lengths[:, None]
         words = jnp.arange(model.embedding.vocab_size)
         # Not a scatter, which would have to know how a mesh shards the rows.
         new_BV = ((prompt.tokens[..., None] == words) & is_real_BT[..., None]).any(axis=1)
         seen = new_BV if seen is None else seen | new_BV
-    out = model(prompt.tokens, prompt.lengths, cache=caches)
-    assert out.cache is not None
-    # XLA does not compute the logits of other tokens, which are not used.
-    logits_BV = model.next_logits(out.hidden, prompt.lengths)
+    logits_BV, caches = model.continued(prompt.tokens, prompt.lengths, caches)
     last = _chosen(wanted, logits_BV, seen, 0)
     first = jnp.where(jnp.arange(length) == 0, last[:, None], 0)
-    return Going(out.cache, last, jnp.int32(1), first, _with(seen, last))
+    return Going(caches, last, jnp.int32(1), first, _with(seen, last))
 
 
-def gone_on(model: "Model", wanted: Wanted, going: Going, until: jax.Array) -> Going:
+def gone_on(model: "LanguageModel", wanted: Wanted, going: Going, until: jax.Array) -> Going:
     """Choose tokens until there are `until` or all rows have ended; the caches are given up."""
     return _gone_on(model, wanted, going.caches, going._replace(caches=()), until)
 
@@ -179,7 +218,7 @@ def gone_on(model: "Model", wanted: Wanted, going: Going, until: jax.Array) -> G
 @nnx.jit(donate_argnames=("caches",), graph_updates=False)
 @broadcasting
 def _gone_on(
-    model: "Model", wanted: Wanted, caches: Caches, going: Going, until: jax.Array
+    model: "LanguageModel", wanted: Wanted, caches: Caches, going: Going, until: jax.Array
 ) -> Going:
     places = jnp.arange(going.out.shape[1], dtype=jnp.int32)
 
@@ -187,14 +226,12 @@ def _gone_on(
         return (going.steps < until) & _go_on(wanted, going.last).any()
 
     def step(going: Going) -> Going:
-        out = model(going.last[:, None], cache=going.caches)
-        assert out.cache is not None
-        logits_BV = model.next_logits(out.hidden, None)
+        logits_BV, caches = model.continued(going.last[:, None], None, going.caches)
         last = _chosen(wanted, logits_BV, going.seen, going.steps)
         last = jnp.where(_go_on(wanted, going.last), last, going.last)
         # Not an indexed update, which would have to know how a mesh shards the rows.
         tokens = jnp.where(places == going.steps, last[:, None], going.out)
-        return Going(out.cache, last, going.steps + 1, tokens, _with(going.seen, last))
+        return Going(caches, last, going.steps + 1, tokens, _with(going.seen, last))
 
     return jax.lax.while_loop(is_left, step, going._replace(caches=caches))
 

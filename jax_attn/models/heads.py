@@ -17,7 +17,7 @@ class VocabularyHead(nnx.Module):
     """Logits (B, T, D) → (B, T, V), by a kernel (D, V), or by the token table (V, D) if tied."""
 
     def __init__(self, width: int, vocab_size: int, traits: VocabularyTraits, **options: Any):
-        self.activation, self.softcap = traits.activation, traits.softcap
+        self.activation, self.softcap, self.scale = traits.activation, traits.softcap, traits.scale
         self.dense, self.norm = nnx.data(None), nnx.data(None)
         if traits.activation is not None:
             self.dense = dense(width, width, use_bias=True, **options)
@@ -38,6 +38,8 @@ class VocabularyHead(nnx.Module):
             x = activated(self.dense(x), self.activation)
         if self.norm is not None:
             x = self.norm(x)
+        if self.scale is not None:  # in float32 as torch does, which rounds no factor to 16 bits
+            x = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * self.scale).astype(x.dtype)
         kernel = table.T if self.kernel is None else self.kernel[...]
         bias = None if self.bias is None else self.bias[...].astype(x.dtype)
         logits = project(x, kernel.astype(x.dtype), bias, 1)

@@ -1,5 +1,6 @@
 """Inputs of a model: tokens, their number in each row, and their positions."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from jax_attn.attention import Alibi, KVCache, Mask, checks
 from jax_attn.attention.annotations import AnyArray
-from jax_attn.families.traits import EmbeddingTraits, ModelTraits, PositionTraits
+from jax_attn.families.traits import BlockTraits, EmbeddingTraits, PositionTraits
 from jax_attn.models import packing
 
 
@@ -28,12 +29,12 @@ class Reads(NamedTuple):
     alibi: Alibi | None
 
     @classmethod
-    def of(cls, traits: ModelTraits) -> "Reads":
-        layers = [block.attention for block in traits.blocks]
+    def of(cls, blocks: Sequence[BlockTraits]) -> "Reads":
+        layers = [block.attention for block in blocks]
         alibis = [
             Alibi(a.sizes.num_heads, rounded=a.bias.rounded, **a.bias.fields)
             for a in layers
-            if a.bias is not None
+            if a.bias is not None and a.bias.kind == "alibi"
         ]
         return cls(
             layers=len(layers),
@@ -257,6 +258,17 @@ def alibi_bias(
         own_BT = jnp.asarray(attention_mask).astype(jnp.int32)
     position_BT = (packing.counted(own_BT, segments) - 1) * own_BT
     return alibi.slopes.bias(position_BT)
+
+
+def last_states(
+    hidden: Float[Array, "B T D"], lengths: Int[AnyArray, " B"] | None
+) -> Float[Array, "B 1 D"]:
+    """Return the state of each row's last token."""
+    if lengths is None:
+        return hidden[:, -1:]
+    # By a sum, because a mesh of Explicit axes refuses to index sharded rows.
+    is_last_BT = jnp.arange(hidden.shape[1]) == jnp.asarray(lengths)[:, None] - 1
+    return jnp.where(is_last_BT[..., None], hidden, 0).sum(axis=1, keepdims=True)
 
 
 def last_places(

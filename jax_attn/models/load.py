@@ -20,6 +20,7 @@ from jax_attn.families.family import other_layers, prefixed
 from jax_attn.families.traits import ModelTraits
 from jax_attn.families.whole import architecture
 from jax_attn.models import defaults
+from jax_attn.models.encoder_decoder import EncoderDecoder
 from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
 from jax_attn.models.sharding import Placing, record, refuse_other_kinds
 from jax_attn.transfer import Layout, Problem, TransferError, export, flatten, load_checkpoint, row
@@ -31,7 +32,7 @@ from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
 from jax_attn.transfer.table.layout import moves_by_sizes
 
-_LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM")
+_LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 _CLASSES = {
     **dict.fromkeys(_LANGUAGE, ("lm_head",)),
     "ForPreTraining": ("lm_head", "pooler", "seq_relationship"),
@@ -53,7 +54,7 @@ def load(
     sharding: Placing = None,
     part: str | None = None,
     strip: str = "",
-) -> Model:
+) -> Model | EncoderDecoder:
     """Load the whole model of a checkpoint; every weight is kept bit for bit.
 
     Args:
@@ -71,7 +72,7 @@ def load(
         those that have it.
 
     Returns:
-      A `Model`. It computes in its parameters' dtype.
+      A `Model`, or an `EncoderDecoder` if there are both. It computes in its parameters' dtype.
 
     Raises:
       TransferError: the config or the file has something that no model here supports, or lacks
@@ -115,7 +116,7 @@ def load(
         param_dtype = _dtype(carried, dtype)
         heads = _heads(shapes, traits, config)
         _expect_pooler(heads, traits)
-        make = partial(Model, traits, heads, param_dtype=param_dtype)
+        make = partial(_class_of(traits), traits, heads, param_dtype=param_dtype)
         model = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0)))
         if unplaced := _unplaced(shapes, model):
             raise _error(unplaced)
@@ -127,7 +128,9 @@ def load(
     return model
 
 
-def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> Model:
+def from_config(
+    config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+) -> Model | EncoderDecoder:
     """Make an untrained model; parameters are drawn as torch's layers draw theirs.
 
     Args:
@@ -145,13 +148,16 @@ def from_config(config: Config | Any, *, dtype: DTypeLike = jnp.float32, rngs: n
     config = _as_json(config)
     family = model_family(config)
     traits = family.model_traits(config)
-    model = Model(traits, _heads_of_class(family, traits, config), param_dtype=dtype, rngs=rngs)
+    heads = _heads_of_class(family, traits, config)
+    model = _class_of(traits)(traits, heads, param_dtype=dtype, rngs=rngs)
     model.origin = Origin(json.dumps(config))
     model.generation = defaults.Defaults.of(config, None)
     return model
 
 
-def save(model: Model, path: str | Path, *, to: Literal["torch", "flax"] = "torch") -> None:
+def save(
+    model: Model | EncoderDecoder, path: str | Path, *, to: Literal["torch", "flax"] = "torch"
+) -> None:
     """Write a model into a new folder: its tensors and its config.json.
 
     Args:
@@ -230,8 +236,8 @@ def _expect_pooler(heads: Mapping[str, int], traits: ModelTraits) -> None:
 def _heads_of_class(family: Family, traits: ModelTraits, config: Config) -> dict[str, int]:
     """Return the heads of the class that a config names, with the number of their outputs."""
     named = architecture(Reading(config)) or "ForMaskedLM"
-    bare = [f"{kind.replace('-', '').replace('_', '')}model" for kind in family.model_types]
-    if named.lower() in bare:
+    stems = [kind.replace("-", "").replace("_", "") for kind in family.model_types]
+    if named.lower() in {f"{stem}{end}model" for stem in stems for end in ("", "encoder")}:
         has_pooler = "pooler.kernel" in family.model(config, ()).flax_paths()
         return {"pooler": traits.embed_dim} if has_pooler else {}
     ending = next((end for end in _CLASSES if named.endswith(end)), None)
@@ -251,7 +257,13 @@ def _heads_of_class(family: Family, traits: ModelTraits, config: Config) -> dict
     return heads | ({"pooler": D} if lacks_pooler(heads, traits.classifier) else {})
 
 
-def _unplaced(shapes: Mapping[str, tuple[int, ...]], model: Model) -> list[Problem]:
+def _class_of(traits: ModelTraits) -> type[Model] | type[EncoderDecoder]:
+    return EncoderDecoder if traits.decoder else Model
+
+
+def _unplaced(
+    shapes: Mapping[str, tuple[int, ...]], model: Model | EncoderDecoder
+) -> list[Problem]:
     """Report the parts of a file that the model does not have."""
     own = {path.split(".")[0] for path in flatten(model)}
     parts = sorted({path.split(".")[0] for path in shapes} - own)

@@ -104,7 +104,7 @@ class Model(nnx.Module):
         D, embedding = traits.embed_dim, traits.embedding
         width, positions = embedding.width, embedding.positions
         self.embed_dim, self.embedding, self.dtype = D, embedding, dtype
-        self.classes, self.reads = traits.classifier, inputs.Reads.of(traits)
+        self.classes, self.reads = traits.classifier, inputs.Reads.of(traits.blocks)
         self.origin: Origin | None = None
         self.generation = Defaults()
 
@@ -292,15 +292,15 @@ class Model(nnx.Module):
         positions = self.embedding.positions
         return None if positions is None else inputs.longest(positions)
 
-    def next_logits(self, hidden: jax.Array, lengths: AnyArray | None) -> jax.Array:
-        """Return the logits (B, V) after each row's last token."""
-        if lengths is None:
-            last = hidden[:, -1:]
-        else:  # by a sum, because a mesh of Explicit axes refuses to index sharded rows
-            is_last = jnp.arange(hidden.shape[1]) == lengths[:, None] - 1
-            last = jnp.where(is_last[..., None], hidden, 0).sum(axis=1, keepdims=True)
+    def continued(
+        self, tokens: AnyArray, lengths: AnyArray | None, cache: tuple[KVCache, ...]
+    ) -> tuple[Float[Array, "B V"], tuple[KVCache, ...]]:
+        """Read the next tokens; return the logits after each row's last one, and the cache."""
+        out = self(tokens, lengths, cache=cache)
         assert self.lm_head is not None
-        return self.lm_head(last, self._table())[:, 0]
+        assert out.cache is not None
+        last = inputs.last_states(out.hidden, lengths)  # XLA computes no other logits
+        return self.lm_head(last, self._table())[:, 0], out.cache
 
     def _heads_with_one_answer(self) -> list[str]:
         """Return the names of the heads that have one answer for a whole row."""

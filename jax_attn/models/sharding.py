@@ -7,7 +7,6 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-from jax_attn.models.model import Model
 from jax_attn.transfer import Problem, TransferError, flatten
 from jax_attn.transfer.nnx.placement import by_pattern
 
@@ -41,7 +40,7 @@ def refuse_other_kinds(sharding: Any) -> None:
         raise TransferError("models", problems)
 
 
-def record(model: Model, sharding: Placing) -> None:
+def record(model: nnx.Module, sharding: Placing) -> None:
     """Record in an abstract model the sharding of each parameter.
 
     Raises TransferError with every parameter that its sharding cannot shard.

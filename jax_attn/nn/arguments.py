@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Int
 
-from jax_attn.attention import Alibi, Dropout, KVCache, checks, integers
+from jax_attn.attention import Alibi, DistanceBias, Dropout, KVCache, checks, integers
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.rotary import DynamicNTK, Rotary, position_problems, rotate
+from jax_attn.nn.relative_bias import RelativeBias
 
 Positions = Int[AnyArray, "#B T"] | Int[AnyArray, " T"]
 
@@ -77,6 +78,18 @@ def cast(parameter: nnx.Param | None, like: jax.Array) -> jax.Array | None:
     return None if parameter is None else parameter[...].astype(like.dtype)
 
 
+def scoring(module: Any, query: jax.Array) -> dict[str, Any]:
+    """Return the options common to all attention functions; query: the projected one."""
+    return {
+        "scale": module.scale,
+        "softcap": module.softcap,
+        "precision": module.precision,
+        "bias_k": cast(module.bias_k, query),
+        "add_zero_attn": module.add_zero_attn,
+        "sinks": cast(module.sinks, query),
+    }
+
+
 def turned(
     q_BTNH: jax.Array, k_BSKH: jax.Array, placement: Placement, rotary: Rotary
 ) -> tuple[jax.Array, jax.Array]:
@@ -108,6 +121,15 @@ def with_position_bias(
     checks.raise_all(type(module).__name__, problems)
     with jax.numpy_dtype_promotion("standard"):  # a learned one has the parameters' dtype
         return bias + own_NTS
+
+
+def cached_bias(
+    module: Any, bias: Alibi | DistanceBias | None
+) -> dict[str, Alibi | DistanceBias | None]:
+    """Return the bias by position of a call with a cache, by its name in `attend_with_cache`."""
+    own = module.position_bias if bias is None else bias
+    own = own.by_distance() if isinstance(own, RelativeBias) else own
+    return {"distances" if isinstance(own, DistanceBias) else "alibi": own}
 
 
 def dropouts(
@@ -174,8 +196,9 @@ def cache_problems(
     problems += [
         f"{name}: expected None with a cache" for name, x in others.items() if x is not None
     ]
-    if not isinstance(bias, Alibi | None):
-        problems.append(f"bias: expected None or an Alibi with a cache, got {checks.summary(bias)}")
+    if not isinstance(bias, Alibi | DistanceBias | None):
+        expected = "None, an Alibi or a DistanceBias with a cache"
+        problems.append(f"bias: expected {expected}, got {checks.summary(bias)}")
     if not isinstance(cache, KVCache):
         problems.append(f"cache: expected a KVCache, got {checks.summary(cache)}")
     elif checks.is_array(query) and query.shape and query.shape[0] != cache.filled.shape[0]:
@@ -190,10 +213,11 @@ def cache_problems(
         f"expected {own} vdim = {module.vdim}": module.vdim != module.embed_dim,
         "cannot be combined with DynamicNTK: its frequencies depend on the length of a call, so "
         "cached keys would no longer fit": isinstance(scaling, DynamicNTK),
-        "expected a position_bias that is an Alibi: it knows the positions of cached keys": (
-            not isinstance(module.position_bias, Alibi | None)
+        "expected a position_bias that is an Alibi or a RelativeBias, as it must know the "
+        "positions of cached keys": not isinstance(
+            module.position_bias, Alibi | RelativeBias | None
         ),
-        "expected one Alibi, of the call or of the module": (
+        "expected one bias by position, of the call or of the module": (
             bias is not None and module.position_bias is not None
         ),
         "expected implementation = None, because a cache has its own kernel; the module has "

@@ -12,7 +12,14 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jax_attn.attention import Alibi, KVCache, attend_with_cache, attention_weights, checks
+from jax_attn.attention import (
+    Alibi,
+    DistanceBias,
+    KVCache,
+    attend_with_cache,
+    attention_weights,
+    checks,
+)
 from jax_attn.attention import dot_product_attention as attend
 from jax_attn.attention.annotations import AnyArray
 from jax_attn.attention.broadcasting import broadcasting
@@ -181,7 +188,7 @@ class GroupedQueryAttention(nnx.Module):
         is_causal: bool = False,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
-        bias: Alibi | None = None,
+        bias: Alibi | DistanceBias | None = None,
         cache: KVCache,
     ) -> tuple[Float[Array, "B T D"], KVCache]: ...
 
@@ -209,7 +216,8 @@ class GroupedQueryAttention(nnx.Module):
           query: (B, T, D).
           key: (B, S, kdim); the query unless given.
           value: (B, S, vdim); the key unless given.
-          mask, is_causal, bias: as in ``dot_product_attention``, or an Alibi (that with a cache).
+          mask, is_causal, bias: as in ``dot_product_attention``, or an Alibi; with a cache, the
+            bias is an Alibi or a DistanceBias.
           positions: positions of the queries, for rotary; integers (T,) or (B, T), 0 … T−1 unless
             given. Without a key, the keys have the same positions.
           key_positions: positions of the keys, (S,) or (B, S). With a key, give both positions or
@@ -259,7 +267,7 @@ class GroupedQueryAttention(nnx.Module):
             dropout=dropout,
             implementation=self.implementation,
             bias_v=arguments.cast(self.bias_v, q_BTNH),
-            **self._scoring(q_BTNH),
+            **arguments.scoring(self, q_BTNH),
         )
         out_BTD = self.out_proj(attended_BTNH)
         return out_BTD if out_dropout is None else out_dropout.apply(out_BTD)
@@ -286,7 +294,7 @@ class GroupedQueryAttention(nnx.Module):
         q_BTNH, k_BSKH = self._heads(q_BTD, k_BSD, None, placement)
         bias = arguments.with_position_bias(self, bias, q_BTD, k_BSD)
         return attention_weights(
-            q_BTNH, k_BSKH, mask, is_causal=is_causal, bias=bias, **self._scoring(q_BTNH)
+            q_BTNH, k_BSKH, mask, is_causal=is_causal, bias=bias, **arguments.scoring(self, q_BTNH)
         )
 
     def empty_cache(
@@ -310,26 +318,15 @@ class GroupedQueryAttention(nnx.Module):
         return KVCache.empty(batch, length, **sizes, dtype=dtype, sharding=sharding)
 
     def _continued(
-        self, query: jax.Array, mask: MaskLike | None, alibi: Any, cache: KVCache
+        self, query: jax.Array, mask: MaskLike | None, bias: Any, cache: KVCache
     ) -> tuple[jax.Array, KVCache]:
         """Return the output for the tokens after those in the cache, and the extended cache."""
         positions = None if self.rotary is None else cache.positions(query.shape[1])
         q_BTNH, k_BTKH, v_BTKH = self._heads(query, query, query, Placement(positions))
-        options = self._scoring(q_BTNH) | {"bias_v": arguments.cast(self.bias_v, q_BTNH)}
-        options["alibi"] = self.position_bias if alibi is None else alibi
+        options = arguments.scoring(self, q_BTNH) | {"bias_v": arguments.cast(self.bias_v, q_BTNH)}
+        options |= arguments.cached_bias(self, bias)
         attended_BTNH, cache = attend_with_cache(q_BTNH, k_BTKH, v_BTKH, cache, mask, **options)
         return self.out_proj(attended_BTNH), cache
-
-    def _scoring(self, query: jax.Array) -> dict[str, Any]:
-        """Return the options common to all attention functions; query: the projected one."""
-        return {
-            "scale": self.scale,
-            "softcap": self.softcap,
-            "precision": self.precision,
-            "bias_k": arguments.cast(self.bias_k, query),
-            "add_zero_attn": self.add_zero_attn,
-            "sinks": arguments.cast(self.sinks, query),
-        }
 
     def _heads(
         self, query: jax.Array, key: jax.Array, value: jax.Array | None, placement: Placement

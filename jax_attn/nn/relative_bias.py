@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jax_attn.attention import checks
+from jax_attn.attention import DistanceBias, checks
 from jax_attn.attention.position_bias import bucket_problems, relative_buckets
 
 
@@ -46,15 +46,24 @@ class RelativeBias(nnx.Module):
         self.embedding = nnx.Param(drawn)
 
     def __call__(self, T: int, S: int) -> Float[Array, "N T S"]:
+        # First one row for each distance: a constant of T×S buckets would be as large as the bias.
+        by_distance_NR = self._of(np.arange(1 - T, S))
+        distance_TS = jnp.arange(S)[None] - jnp.arange(T)[:, None]
+        return by_distance_NR[:, distance_TS + T - 1]
+
+    def by_distance(self) -> DistanceBias:
+        """Return the bias of every distance, for attention with a cache."""
+        # All distances beyond max_distance are in the bucket of max_distance.
+        most = self.max_distance
+        return DistanceBias(self._of(np.arange(-most, most + 1)), -most)
+
+    def _of(self, distance_R: Int[np.ndarray, " R"]) -> Float[Array, "N R"]:
         bucket_R = relative_buckets(
-            np.arange(1 - T, S),
+            distance_R,
             buckets=self.buckets,
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
         # At least float32: the gradient of a row is a sum over all pairs in its bucket.
         wide = jnp.promote_types(self.embedding.dtype, jnp.float32)
-        # First one row for each distance: a constant of T×S buckets would be as large as the bias.
-        by_distance_RN = self.embedding[...].astype(wide)[bucket_R]
-        distance_TS = jnp.arange(S)[None] - jnp.arange(T)[:, None]
-        return by_distance_RN.T[:, distance_TS + T - 1]
+        return self.embedding[...].astype(wide)[bucket_R].T

@@ -20,13 +20,21 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A Llama whose tokens are numbers, in a folder with a tokenizer and no ends."""
+    return written("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def with_encoder(tmp_path_factory):
+    return written("mt5", tmp_path_factory.mktemp("mt5"))
+
+
+def written(name, folder):
+    """A model whose tokens are numbers, in a folder with a tokenizer and no ends."""
     from tokenizers import Tokenizer, pre_tokenizers
     from tokenizers import models as kinds
     from transformers import PreTrainedTokenizerFast
 
-    folder = tmp_path_factory.mktemp("llama")
-    made("llama").save_pretrained(folder)
+    made(name).save_pretrained(folder)
     (folder / "generation_config.json").write_text("{}")
     words = Tokenizer(kinds.WordLevel({str(n): n for n in range(V)}, unk_token="0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -87,6 +95,23 @@ def test_turns_of_a_chat_go_on(run, folder):
 def test_a_seed_draws_and_decides(run):
     options = ("5 7", "--temperature", "2", "--top-k", "30", "--seed")
     assert run(*options, "1").stdout == run(*options, "1").stdout != run(*options, "2").stdout
+
+
+@pytest.mark.slow
+def test_a_source_is_read_and_not_repeated(run, with_encoder):
+    """Each line by itself; --length leaves room for as many tokens of the decoder."""
+    wanted = [following(with_encoder, row) for row in ([5, 7, 11], [5, 9])]
+    lines = "".join(f"{text(row)}\n" for row in wanted)
+    assert run(given="5 7 11\n5 9\n", of=with_encoder).stdout == lines
+    result = run("5 7 11", "--length", "3", of=with_encoder)
+    assert result.stdout == f"{text(wanted[0][:3])}\n"
+
+
+def test_an_encoder_decoder_has_no_conversation_and_no_longer_source(run, with_encoder):
+    result = run("5", "--chat", of=with_encoder, status=Exit.USAGE)
+    assert "--chat: expected a decoder's checkpoint, got an encoder-decoder's" in result.stderr
+    result = run("5 7 9", "--length", "2", of=with_encoder, status=Exit.USAGE)
+    assert "expected at most 2 tokens, got 3" in result.stderr
 
 
 REFUSED = {

@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from helpers.transfer.torch_checkpoints import saved, tensors
 from jax_attn.cli import main
 from jax_attn.families import FAMILIES, family_of
+from jax_attn.families.config import Reading
 from jax_attn.transfer import TransferError
 
 PARAMS = {"dim": 64, "n_heads": 4, "n_layers": 2}
@@ -105,7 +106,7 @@ def config_of(name):
 def test_every_wrong_value_is_named_at_once_whatever_is_asked(name):
     config, wrong = config_of(name)
     family = family_of(config)
-    prefix = family.places[0].torch.replace("{layer}", "0")
+    prefix = family.places_in(Reading(config))[0].torch.replace("{layer}", "0")
     for ask in (
         lambda: family.traits(config, prefix),
         lambda: family.block(config),

@@ -15,6 +15,7 @@ from helpers.families.family_models import GROUPED, PLAIN, ROWS
 from jax_attn import models
 from jax_attn.cli import main
 from jax_attn.families import FAMILIES, family_of, known_types
+from jax_attn.families.config import Reading
 from jax_attn.transfer import TransferError, flatten
 
 KINDS_OF = defaultdict(set)
@@ -63,7 +64,7 @@ def test_a_family_reads_the_same_with_and_without_it(name):
     without = {key: value for key, value in config.items() if key != "model_type"}
     family = family_of(config)
     assert family_of(without) is family
-    prefix = family.places[0].torch.replace("{layer}", "0")
+    prefix = family.places_in(Reading(config))[0].torch.replace("{layer}", "0")
     for ask in (
         lambda said: family.traits(said, prefix),
         lambda said: repr(family.model(said, ())),

@@ -20,11 +20,9 @@ KINDS = [
 # What only the attention of families without a model has, by trait.
 WITHOUT_A_MODEL = {
     "Traits.add_bias_kv = True",
-    "Traits.cross = True",
     "Traits.kdim given",
     "Traits.vdim given",
     "RotaryTraits.interleaved = True",
-    "BiasTraits.kind = relative",
 }
 
 
@@ -82,7 +80,7 @@ PUBLISHED = {
         for kind in (
             *("bert", "roberta", "xlm-roberta", "camembert", "gpt2", "gpt_bigcode", "gpt_neox"),
             *("falcon", "bloom", "opt", "phi", "llama", "mistral", "qwen2", "qwen3", "gemma2"),
-            *("gemma3_text", "mixtral", "qwen3_moe"),
+            *("gemma3_text", "mixtral", "qwen3_moe", "t5", "mt5", "umt5"),
         )
     },
     "falcon, 40B": {
@@ -102,6 +100,8 @@ PUBLISHED = {
             "original_max_position_embeddings": 8192,
         }
     },
+    "t5, 1.1 and Flan": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "umt5, its encoder": {"architectures": ["UMT5EncoderModel"]},
     "opt, 350M": {"word_embed_proj_dim": 512, "do_layer_norm_before": False},
     "gpt_neox, one after the other": {"use_parallel_residual": False},
     "qwen2, windows": {"use_sliding_window": True, "max_window_layers": 16},

@@ -13,6 +13,7 @@ from helpers.jaxprs import shapes
 from jax_attn.attention import (
     Alibi,
     ArgumentError,
+    DistanceBias,
     Mask,
     attend_with_cache,
     dot_product_attention,
@@ -57,6 +58,13 @@ def in_chunks(sizes, arrays, cache, **options):
 
 
 ALIBI = {"alibi": Alibi(N, factor=0.7)}
+# Those of 0 to 6 keys back; keys farther back have the bias of 6.
+NEAR = np.random.default_rng(1).standard_normal((N, 7))
+DISTANCES = {"distances": DistanceBias(jnp.asarray(NEAR, jnp.float32), -6)}
+BIASES = {
+    "alibi": 0.7 * SLOPES * cols,
+    "distances": NEAR.astype(np.float32)[:, np.clip(cols - rows, -6, 0) + 6].astype(np.float64),
+}
 # name -> (the cache's size, how it is called, which keys are visible)
 KINDS = {
     "all": ({"length": L}, {}, cols <= rows),
@@ -76,6 +84,8 @@ KINDS = {
     "a ring that is never full": ({"window": 20}, {}, cols <= rows),
     "ALiBi": ({"length": L}, ALIBI, cols <= rows),
     "ALiBi in a ring": ({"window": 11}, ALIBI, (cols <= rows) & (cols > rows - 11)),
+    "by distance": ({"length": L}, DISTANCES, cols <= rows),
+    "by distance in a ring": ({"window": 11}, DISTANCES, (cols <= rows) & (cols > rows - 11)),
 }
 # Of more than 16 tokens whole pages are written.
 SIZES = {
@@ -86,7 +96,7 @@ SIZES = {
 
 
 # Every kind in chunks; a cache and a ring of several pages each way.
-EACH_WAY = ("all", "a ring of two pages", "ALiBi")
+EACH_WAY = ("all", "a ring of two pages", "ALiBi", "by distance")
 READ = [
     pytest.param(k, s, marks=() if k in (*EACH_WAY, "a ring of 4") else pytest.mark.slow)
     for k in KINDS
@@ -100,7 +110,7 @@ def test_tokens_in_chunks_are_the_definition(kind, sizes):
     arrays = draw()
     size, options, allowed = KINDS[kind]
     got, cache = in_chunks(SIZES[sizes], arrays, empty(*arrays[1:], **size), **options)
-    given = {"allowed": allowed, "bias": 0.7 * SLOPES * cols if "alibi" in options else None}
+    given = {"allowed": allowed, "bias": BIASES.get(next(iter(options), ""))}
     out, _ = definition.attend(*arrays, **given)
     budget, _ = definition.forward_budget("float32", *arrays, **given)
     assert definition.worst(got, out, budget) <= 1

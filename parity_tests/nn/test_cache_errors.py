@@ -1,10 +1,11 @@
 """What a cache is not given: every refusal by its name."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from helpers.attention.small_attention import numpy_weights
-from jax_attn.attention import Alibi, ArgumentError, Mask
+from jax_attn.attention import Alibi, ArgumentError, DistanceBias, Mask
 from jax_attn.attention.kv_cache import PageSizes
 from jax_attn.attention.rotary import DynamicNTK, Rotary
 from jax_attn.nn import GroupedQueryAttention, KVCache
@@ -19,6 +20,7 @@ def module(**options):
 
 
 X = np.zeros((B, 3, 12), np.float32)
+FAR = DistanceBias(jnp.zeros((N, 3)), -2)
 BAD = {
     "no size": (
         lambda: KVCache.empty(B, num_kv_heads=K, head_dim=H),
@@ -46,15 +48,29 @@ BAD = {
     ),
     "a key, a bias": (
         lambda: module()(X, X, bias=np.zeros(3), cache=module().empty_cache(B, 5)),
-        r"(?s)key: expected None with a cache.*bias: expected None or an Alibi with a cache",
+        r"(?s)key: expected None with a cache.*bias: expected None, an Alibi or a DistanceBias",
     ),
     "an Alibi twice": (
         lambda: module(position_bias=Alibi(N))(X, bias=Alibi(N), cache=module().empty_cache(B, 5)),
-        "cache: expected one Alibi, of the call or of the module",
+        "cache: expected one bias by position, of the call or of the module",
     ),
     "an Alibi of other heads": (
         lambda: module(position_bias=Alibi(N + 1))(X, cache=module().empty_cache(B, 5)),
         r"alibi: expected None or an Alibi of 6 heads, got Alibi\(num_heads=7",
+    ),
+    "a DistanceBias beside an Alibi": (
+        lambda: module(position_bias=Alibi(N))(X, bias=FAR, cache=module().empty_cache(B, 5)),
+        "cache: expected one bias by position, of the call or of the module",
+    ),
+    "a DistanceBias of other heads": (
+        lambda: module()(
+            X, bias=DistanceBias(jnp.zeros((N + 1, 3)), -2), cache=module().empty_cache(B, 5)
+        ),
+        "distances: expected None or a DistanceBias of 6 heads, got one of 7",
+    ),
+    "a DistanceBias beside extra keys": (
+        lambda: module(add_zero_attn=True)(X, bias=FAR, cache=module().empty_cache(B, 5)),
+        "distances: expected None beside extra keys",
     ),
     "an Alibi beside extra keys": (
         lambda: module(add_zero_attn=True)(X, bias=Alibi(N), cache=module().empty_cache(B, 5)),

@@ -21,6 +21,7 @@ from jax_attn.attention.kernels.scores import masked, products, scores
 from jax_attn.attention.kv_cache import KVCache
 from jax_attn.attention.mask import Band, Mask
 from jax_attn.attention.meshes import MeshAxes
+from jax_attn.attention.position_bias import KeySlopes
 
 # The keys (B, K, H, P) and values (B, K, P, Hv) of a page.
 Page = tuple[jax.Array, jax.Array]
@@ -31,8 +32,9 @@ def refusals(call: Call, cache: object) -> list[str]:
     if not isinstance(cache, KVCache):
         return [f"cache: expected a KVCache, got {checks.summary(cache)}"]
     problems = []
-    if call.alibi is not None and call.has_extra_keys:
-        problems.append("alibi: expected None beside extra keys, which have no position")
+    if call.position_bias is not None and call.has_extra_keys:
+        name = "alibi" if isinstance(call.position_bias, KeySlopes) else "distances"
+        problems.append(f"{name}: expected None beside extra keys, which have no position")
     k, v = cache.keys[0], cache.values[0]
     have = {"B": k.shape[0], "K": k.shape[1], "H": k.shape[2], "Hv": v.shape[3]}
     want = {"B": call.B, "K": call.K, "H": call.H, "Hv": call.value.shape[3]}
@@ -77,12 +79,13 @@ def attention(call: Call, cache: KVCache, axes: MeshAxes = ()) -> tuple[jax.Arra
     own, token_BT = call.without_extra_keys(), cache.positions(T)
     own = dataclasses.replace(own, mask=dataclasses.replace(call.mask, lo=lo, hi=0))
     if T * T >= FEW_SCORES:
-        biased = dataclasses.replace(own, bias=_alibi(call, cache, token_BT), alibi=None)
+        bias = _bias(call, cache, token_BT, token_BT)
+        biased = dataclasses.replace(own, bias=bias, position_bias=None)
         attended = partial_softmax.of_sums(biased, *blocked.with_sums(biased))
     else:
         allowed = jnp.broadcast_to(own.mask.materialize(T, T), (call.B, 1, T, T))[:, 0]
         k_BKHT, v_BKTH = call.key.transpose(0, 2, 3, 1), call.value.transpose(0, 2, 1, 3)
-        bias = _alibi(call, cache, token_BT)
+        bias = _bias(call, cache, token_BT, token_BT)
         attended = _over_page(call, k_BKHT, v_BKTH, bias, allowed)
     grown = _grown(cache, call, axes)
     # The history is read from the new cache, so that XLA can write in place. But in a ring, if
@@ -193,16 +196,15 @@ def _in_tiles(
     The scores of at most `query_tile` queries are written out at a time, forward and backward.
     """
 
-    bias = _alibi(call, cache, token_BP)
-
-    def over(q_BTNH: jax.Array, lowest_BT: jax.Array) -> PartialSoftmax:
+    def over(q_BTNH: jax.Array, lowest_BT: jax.Array, query_BT: jax.Array) -> PartialSoftmax:
         allowed_BTP = token_BP[:, None] >= lowest_BT[..., None]
         queries = dataclasses.replace(call, query=q_BTNH)
+        bias = _bias(call, cache, query_BT, token_BP)
         return _over_page(queries, *cache.page(page), bias, allowed_BTP)
 
-    tile = min(cache.page_sizes.query_tile, call.T)
+    tile, query_BT = min(cache.page_sizes.query_tile, call.T), cache.positions(call.T)
     if tile == call.T:
-        return over(call.query, lowest_BT)
+        return over(call.query, lowest_BT, query_BT)
 
     def tiles(x_BT: jax.Array) -> jax.Array:
         padding = [(0, -call.T % tile) if axis == 1 else (0, 0) for axis in range(x_BT.ndim)]
@@ -214,7 +216,8 @@ def _in_tiles(
         return x_BKGT.reshape(*x_BKGT.shape[:3], -1, *x_BKGT.shape[5:])[:, :, :, : call.T]
 
     each = jax.lax.map(
-        lambda tile: jax.checkpoint(over)(*tile), (tiles(call.query), tiles(lowest_BT))
+        lambda tile: jax.checkpoint(over)(*tile),
+        tuple(map(tiles, (call.query, lowest_BT, query_BT))),
     )
     return jax.tree.map(joined, each)
 
@@ -284,23 +287,23 @@ def _capacity(cache: KVCache, axes: MeshAxes) -> int:
     return _devices(axes) * cache.length if cache.window is None else np.iinfo(np.int32).max
 
 
-def _alibi(call: Call, cache: KVCache, token_BS: jax.Array) -> jax.Array | None:
-    """Return the bias (B, N, 1, S) of these tokens of each row.
+def _bias(call: Call, cache: KVCache, query_BT: jax.Array, token_BS: jax.Array) -> jax.Array | None:
+    """Return the bias (B, N, T or 1, S) of these tokens of each row for these queries.
 
     It counts from the call's first token, so that it is as exact in a long text as in a short one;
     but what is rounded is rounded by the position in the text.
     """
-    if call.alibi is None:
+    if call.position_bias is None:
         return None
-    first_B1 = 0 if call.alibi.rounded else cache.filled[:, None]
-    return call.alibi.bias(token_BS - first_B1)
+    first_B1 = 0 if call.position_bias.rounded else cache.filled[:, None]
+    return call.position_bias.between(query_BT - first_B1, token_BS - first_B1)
 
 
 def _over_page(
     call: Call,
     k_BKHS: jax.Array,
     v_BKSH: jax.Array,
-    bias_BN1S: jax.Array | None,
+    bias_BNTS: jax.Array | None,
     allowed_BTS: jax.Array,
 ) -> PartialSoftmax:
     """Attend from all the call's queries to these keys and values, writing out every score.
@@ -310,7 +313,9 @@ def _over_page(
     """
     dtype = call.softmax_dtype
     rows = (call.B, call.K, call.G, call.T)
-    bias = None if bias_BN1S is None else bias_BN1S.reshape(*rows[:3], 1, -1)
+    bias = None
+    if bias_BNTS is not None:  # T may be 1
+        bias = bias_BNTS.reshape(*rows[:3], *bias_BNTS.shape[2:])
     products_BKRS = products(call, "BKRH,BKHS->BKRS", k_BKHS)
     products_BKGTS = products_BKRS.reshape(*rows, -1)
     scores_BKGTS = masked(scores(call, products_BKGTS, bias), allowed_BTS[:, None, None])

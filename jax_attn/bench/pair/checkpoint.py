@@ -35,15 +35,17 @@ def pair_of_checkpoint(path: Path, lengths: tuple[int, ...]) -> TimedPair:
     """
     if version("transformers") is None:
         raise PairError(f"a checkpoint's reference is transformers: {install_line('hf')}")
-    from jax_attn.porting.verify import model_pair as whole
+    from jax_attn.porting.verify.source_pair import pair_of
 
     config = read_config(path)
     if config is None:
         raise PairError(f"{path}: expected a config.json beside the tensors, got none")
     try:
-        models = whole.ModelPair.of(path, config, "float32")
+        models = pair_of(path, config, "float32")
     except TransferError as error:
         raise PairError(str(error)) from error
+    if models.traits.decoder:
+        raise PairError(f"{path}: expected a model of one stack, got an encoder-decoder")
     reference: Any = models.reference
     written_out = reference.config._attn_implementation
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from jax_attn.families import Config
-from jax_attn.families.config import SIZES, disagreements, reading
+from jax_attn.families.config import SIZES, Reading, disagreements, reading
 from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import Traits
 from jax_attn.transfer.problems import Problem, TransferError
@@ -67,7 +67,7 @@ def _blocks_of_paths(family: Family, config: Config, paths: Iterable[str]) -> li
     """Return the blocks of a Flax side."""
     paths = list(paths)
     places: dict[str, Prefixes] = {}
-    for pattern in family.places:
+    for pattern in family.places_in(Reading(config)):
         torch = ".".join(filter(None, (family.root(config, ()), pattern.torch)))
         for binding in bindings([f"{pattern.flax}.q_proj.kernel"], paths):
             place = Prefixes(*filled((torch, pattern.flax), binding))

@@ -8,7 +8,7 @@ into memory can be verified layer by layer.
 import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,10 @@ def problems(path: Path, config: Config, layers: Iterable[int]) -> list[Problem]
         described, unreadable = specs(named)
     found = [*found, *unreadable]
     stems = _stems(family, config, described)
+    if len({stem for stem, _ in _numbered(family, config, described)}) > 1:
+        text = "expected a model of one stack, got an encoder and a decoder"
+        problem = Problem("refused", "--layers", text, "verify the whole model")
+        return [*found, problem]
     there = f"the layers 0 to {max(stems)}" if stems else "layers, of which the file has none"
     for layer in layers:
         if layer not in stems:
@@ -70,11 +74,13 @@ def cut(path: Path, config: Config, layer: int, folder: Path) -> Config:
 
 def _stems(family: Family, config: Config, keys: Iterable[str]) -> dict[int, str]:
     """Map each layer's number to the text before it in the layer's keys: "model.layers."."""
-    stems = {}
+    return {number: stem for stem, number in _numbered(family, config, keys)}
+
+
+def _numbered(family: Family, config: Config, keys: Iterable[str]) -> Iterator[tuple[str, int]]:
     for place in family.blocks(config, keys):
         stem, number, _ = re.split(r"(\d+)", place.torch, maxsplit=1)
-        stems[int(number)] = stem
-    return stems
+        yield stem, int(number)
 
 
 def _names(keys: Iterable[str], stem: str, layer: int) -> dict[str, str]:

@@ -20,7 +20,7 @@ from jax_attn.families import Config, model_family
 from jax_attn.families.config import Reading
 from jax_attn.families.traits import ModelTraits
 from jax_attn.families.whole import architecture
-from jax_attn.models import Model, load
+from jax_attn.models import EncoderDecoder, Model
 from jax_attn.models.inputs import cache_problems, longest
 from jax_attn.models.model import PARTS
 from jax_attn.parity.checking.check import check
@@ -47,17 +47,18 @@ class ModelPair:
     """
 
     reference: torch.nn.Module
-    port: Model
+    port: Any
     traits: ModelTraits
     layout: Layout
     dtype: str
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, path: Path, config: Config, dtype: str) -> "ModelPair":
-        """Read the folder by transformers and by us, each in its own way."""
+    def of(
+        cls, path: Path, config: Config, dtype: str, port: Model | EncoderDecoder
+    ) -> "ModelPair":
+        """Let transformers read the folder from which the port was loaded, in the same dtype."""
         family = model_family(config)
-        port = load(path, dtype=dtype)  # reports missing tensors, which transformers fills in
         kind, has_alibi = _class_of(config, port), port.reads.alibi is not None
         reference, unexpected = _reference(path, kind, dtype, has_alibi=has_alibi)
         traits = family.model_traits(config)
@@ -104,7 +105,7 @@ class ModelPair:
         own = self.reference_outputs(module, tokens, mask, types)
         ways = own | {f"{name} by lengths": x[:2].detach() for name, x in own.items()}
         if self.has_cache:
-            ways |= {f"{name} by a cache": own[name][:1].detach() for name in _by_token(own)}
+            ways |= {f"{name} by a cache": own[name][:1].detach() for name in by_token(own)}
         return ways
 
     def reference_outputs(self, module: Any, tokens: Any, mask: Any, types: Any = None) -> dict:
@@ -117,7 +118,7 @@ class ModelPair:
             "pooled": out.get("pooler_output"),
             "pair": out.get("seq_relationship_logits"),
         }
-        return _own(given, mask)
+        return real(given, mask)
 
     def call_port(self, model: Any, tokens: Any, mask: Any, types: Any = None) -> dict:
         """Return our model's outputs by a mask, by lengths and, if it can, by a cache."""
@@ -135,7 +136,7 @@ class ModelPair:
             first = model(tokens[:1, :start], types=before, cache=cache)
             rest = model(tokens[:1, start:], types=after, cache=first.cache)
             parts = [self._named(part, mask[:1, : part.hidden.shape[1]]) for part in (first, rest)]
-            for name in _by_token(parts[0]):
+            for name in by_token(parts[0]):
                 joined = jax.numpy.concatenate([part[name] for part in parts], axis=1)
                 ways[f"{name} by a cache"] = jax.lax.stop_gradient(joined)
         return ways
@@ -151,7 +152,7 @@ class ModelPair:
             given |= {"logits": out.pair, "pair": None}
         elif out.logits is None:
             given["pooled"] = out.pooled
-        return _own(given, mask)
+        return real(given, mask)
 
     def check(self, part: int = PART, *, explain: bool = False) -> Result:
         """Check the pair. explain: add an explanation to a result that does not pass.
@@ -202,7 +203,7 @@ def _reference(
     return found.module, {k: s.shape for k, s in described.items() if k in found.unexpected}
 
 
-def _class_of(config: Config, port: Model) -> Any:
+def _class_of(config: Config, port: Model | EncoderDecoder) -> Any:
     """Return transformers' class for a config: the one it names, or the one with the port's head.
 
     Raises TransferError if the name is not that of a transformers model that reads one text.
@@ -215,12 +216,17 @@ def _class_of(config: Config, port: Model) -> Any:
         raise TransferError("reading the config", [Problem("refused", "architectures", text)])
     if name or port.lm_head is None:
         return transformers_class(config)
+    if isinstance(port, EncoderDecoder):
+        return transformers.AutoModelForSeq2SeqLM
     is_causal = port.reads.is_causal
     return transformers.AutoModelForCausalLM if is_causal else transformers.AutoModelForMaskedLM
 
 
 def _without_heads(
-    port: Model, layout: Layout, unexpected: Mapping[str, tuple[int, ...]], traits: ModelTraits
+    port: Model | EncoderDecoder,
+    layout: Layout,
+    unexpected: Mapping[str, tuple[int, ...]],
+    traits: ModelTraits,
 ) -> tuple[str, ...]:
     """Remove the heads that transformers' class lacks from the port, and return their names.
 
@@ -272,7 +278,7 @@ def logits_of(out: Mapping[str, Any]) -> Any:
     return out.get("logits", out.get("prediction_logits"))
 
 
-def _own(given: Mapping[str, Any], mask: Any) -> dict[str, Any]:
+def real(given: Mapping[str, Any], mask: Any) -> dict[str, Any]:
     """Return the outputs that are not None; those of padding are 0."""
     return {
         name: x * mask[..., None].astype(x.dtype)
@@ -285,5 +291,5 @@ def _own(given: Mapping[str, Any], mask: Any) -> dict[str, Any]:
     }
 
 
-def _by_token(named: Mapping[str, Any]) -> list[str]:
+def by_token(named: Mapping[str, Any]) -> list[str]:
     return [name for name, x in named.items() if x.ndim == 3]

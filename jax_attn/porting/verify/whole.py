@@ -16,6 +16,7 @@ from jax_attn.parity.run.torch_settings import one_thread
 from jax_attn.porting.verify import cut as cutting
 from jax_attn.porting.verify.layer import unmeasured
 from jax_attn.porting.verify.model_pair import PART, ModelPair
+from jax_attn.porting.verify.source_pair import pair_of
 from jax_attn.transfer import TransferError
 from jax_attn.translate.pretrained import expect_memory
 
@@ -97,7 +98,7 @@ def _verified(
         return unmeasured(name, dtype, doubts=(doubt,))
     gc.collect()  # the previous check's models are in reference cycles
     expect_memory(path, part)
-    pair = ModelPair.of(path, config, dtype)
+    pair = pair_of(path, config, dtype)
     result = pair.check(part, explain=explain)
     shape = pair.inputs["tokens"].shape
     notes = _notes(pair, subject, traits or pair.traits, shape[1])
@@ -135,9 +136,12 @@ def _notes(pair: ModelPair, subject: str, traits: ModelTraits, T: int) -> Iterat
 
 def _beyond(traits: ModelTraits, T: int) -> Iterator[str]:
     """Yield what no row of T tokens exercises."""
-    attention = [block.attention for block in traits.blocks]
+    attention = [block.attention for block in (*traits.blocks, *traits.decoder)]
     if windows := [a.window for a in attention if a.window is not None and a.window >= T]:
         yield f"the window of {min(windows)}"
     scalings = [r.scaling for a in attention if (r := a.rotary) is not None and r.stretches]
     lengths = {scaling[1]["original_length"] for scaling in scalings if scaling is not None}
+    tables = [a.bias.fields for a in attention if a.bias is not None and a.bias.kind == "relative"]
+    if farthest := [t["max_distance"] for t in tables if t["max_distance"] >= T]:
+        yield f"the biases of distances up to {max(farthest)}"
     yield from (f"dynamic NTK, which begins after {length}" for length in lengths if length >= T)

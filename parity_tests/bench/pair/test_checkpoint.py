@@ -133,6 +133,8 @@ def test_lengths_that_do_not_fit_are_refused(folders, tmp_path):
         pair_of_checkpoint(folders("bert"), (24,))
     with pytest.raises(PairError, match=r"expected a config\.json beside the tensors, got none"):
         pair_of_checkpoint(tmp_path, ())
+    with pytest.raises(PairError, match="expected a model of one stack, got an encoder-decoder"):
+        pair_of_checkpoint(folders("mt5"), ())
 
 
 @pytest.mark.slow

@@ -95,6 +95,36 @@ def one_key_less(a):
     return a.window and a.window - 1
 
 
+def decoder(change):
+    """The same mistake in the decoder alone."""
+    return lambda t: replace(t, decoder=change(replace(t, blocks=t.decoder)).blocks)
+
+
+def cross(**changed):
+    """Other traits of every cross-attention."""
+    return decoder(
+        lambda t: replace(
+            t, blocks=tuple(replace(b, cross=replace(b.cross, **changed)) for b in t.blocks)
+        )
+    )
+
+
+def tables(**changed):
+    """Other buckets of every table of distances."""
+
+    def change(a):
+        return a.bias and a.bias._replace(fields=a.bias.fields | changed)
+
+    return attention(bias=change)
+
+
+def only_the_first_table(traits):
+    """Later blocks are lent the bias of the first one."""
+    first, *others = traits.blocks
+    lent = (replace(b, attention=replace(b.attention, bias=None)) for b in others)
+    return replace(traits, blocks=(first, *lent))
+
+
 def one_layer_off(name):
     """What each layer's attention has of this name is that of its neighbour."""
 
@@ -236,5 +266,33 @@ MISTAKES = {
         "positions not scaled": turning(scaling=None),
         "the scale of the head's size": attention(scale=None),
         "token vectors not scaled": embedding(scale=1.0),
+    },
+    "t5": {
+        "a decoder's table for both directions": decoder(tables(bidirectional=True)),
+        "an encoder's table for one direction": tables(bidirectional=False),
+        "distances up to another one": tables(max_distance=17),
+        "no bias by distance in the decoder": decoder(attention(bias=None)),
+        "the scale of the head's size in the encoder": attention(scale=None),
+        "the scale of the head's size in the decoder": decoder(attention(scale=None)),
+        "the scale of the head's size in cross-attention": cross(scale=None),
+        "a decoder that sees later tokens": decoder(attention(is_causal=False)),
+        "logits that are not scaled": head(scale=None),
+        "an epsilon of 1e-3": norm(epsilon=LARGE),
+    },
+    "t5, gated, a head of its own": {
+        "the table of tokens as the head": head(is_tied=True),
+        "scaled logits": head(scale=31**-0.5),
+        "the exact gelu": activation("gelu"),
+    },
+    "t5, its encoder": {
+        "a table for one direction": tables(bidirectional=False),
+        "causal": attention(is_causal=True),
+        "no bias by distance": attention(bias=None),
+    },
+    "mt5": {"scaled logits": head(scale=31**-0.5)},
+    "umt5": {
+        "one table for the encoder": only_the_first_table,
+        "one table for the decoder": decoder(only_the_first_table),
+        "scaled logits": head(scale=31**-0.5),
     },
 }

@@ -14,7 +14,7 @@ from flax import nnx
 from helpers.parity.findings import kinds
 from jax_attn import transfer
 from jax_attn.families.traits import ModelTraits
-from jax_attn.models import Model
+from jax_attn.models import EncoderDecoder, Model
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
@@ -23,6 +23,7 @@ from jax_attn.parity.run.inputs_and_runs import Inputs, float_dtype
 from jax_attn.parity.run.port import Port
 from jax_attn.parity.run.reference import Reference
 from jax_attn.porting.verify.model_pair import ModelPair
+from jax_attn.porting.verify.source_pair import pair_of
 
 D, N, LAYERS = 32, 4, 2
 PLAIN = {
@@ -60,12 +61,27 @@ GEMMA3 = GEMMA2 | {
 }
 EXPERTS = GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 2}
 EXPERTS |= {"experts_implementation": "eager"}  # torch's products of groups take no float64
+# Distances of up to 12 and 18 fall into near and far buckets, and none onto a bound.
+T5 = {
+    "d_model": 31,
+    "d_kv": 7,
+    "num_heads": 3,
+    "num_layers": LAYERS,
+    "num_decoder_layers": 3,
+    "d_ff": 29,
+    "vocab_size": 41,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 11,
+    "decoder_start_token_id": 0,
+}
 # One layer, for variants: their heads and options.
 ONE_PLAIN = PLAIN | {"num_hidden_layers": 1}
 ONE_GPT2 = GPT2 | {"n_layer": 1}
 ONE_BLOOM = BLOOM | {"n_layer": 1}
 ONE_POST_OPT = POST_OPT | {"num_hidden_layers": 1}
 ONE_GROUPED = GROUPED | {"num_hidden_layers": 1}
+EVEN_T5 = T5 | {"num_decoder_layers": LAYERS}
+ONE_T5 = T5 | {"num_layers": 1, "num_decoder_layers": 1}
 
 # name -> transformers' class, what its config says
 CASES = {
@@ -131,13 +147,26 @@ CASES = {
     ),
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
+    "t5": ("T5ForConditionalGeneration", T5),
+    "t5, gated, a head of its own": (
+        "T5ForConditionalGeneration",
+        EVEN_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "t5, no head": ("T5Model", ONE_T5 | {"feed_forward_proj": "gated-silu"}),
+    "t5, its encoder": ("T5EncoderModel", T5),
+    "mt5": ("MT5ForConditionalGeneration", EVEN_T5),
+    "umt5": ("UMT5ForConditionalGeneration", T5 | {"tie_word_embeddings": False}),
+    "umt5, its encoder": ("UMT5EncoderModel", T5),
 }
+
+# Whose file has a weight of the head beside that of the tokens.
+UNTIED = ("t5, gated, a head of its own", "umt5")
 
 # Those with several layers are compiled too; operations of the others are shared, one by one.
 COMPILED = {
     name
     for name, (_, says) in CASES.items()
-    if says.get("n_layer", says.get("num_hidden_layers")) == LAYERS
+    if LAYERS in map(says.get, ("n_layer", "num_hidden_layers", "num_layers"))
 }
 
 # transformers rounds its slopes, so that it errs itself: apart from the other cases.
@@ -149,7 +178,7 @@ ROUNDED_CASE = (
 
 # Whose gradients are compared in every run of the tests: blocks that are parallel, and with norms
 # on both sides. BERT's, with norms behind, and GPT-2's are compared in tests of their own.
-USUAL = ("falcon, one key head", "gemma2")
+USUAL = ("falcon, one key head", "gemma2", "t5")
 
 
 def config_of(name: str) -> dict:
@@ -164,6 +193,8 @@ def made(name: str) -> torch.nn.Module:
     kind, says = ROUNDED_CASE if name == ROUNDED else CASES[name]
     kind = getattr(tf, kind)
     model = kind(kind.config_class(**(IDS | says))).eval()
+    if name in UNTIED:  # transformers 5 ties it, unless a file has both
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     generator = torch.Generator().manual_seed(0)
     for key, p in model.named_parameters():
         with torch.no_grad():
@@ -190,7 +221,7 @@ class SmallModel:
         return self.of("float32")
 
     def of(self, dtype: str) -> ModelPair:
-        return ModelPair.of(self.folder, self.config, dtype)
+        return pair_of(self.folder, self.config, dtype)
 
     @cached_property
     def _inputs(self) -> Inputs:
@@ -201,12 +232,12 @@ class SmallModel:
         called = Reference(self.pair.reference, self.pair.call_reference, self._inputs)
         return Prepared(called, self.pair.dtype, gradients=False)
 
-    def judged(self, port: Model) -> Verdict:
+    def judged(self, port: Model | EncoderDecoder) -> Verdict:
         """Verdict on the outputs of another model in this one's place, by each way to call it."""
         transform = "jit" if self.name in COMPILED else "eager"
         return self._verdict(port, self.pair.call_port, transform)
 
-    def by_mask(self, port: Model) -> Verdict:
+    def by_mask(self, port: Model | EncoderDecoder) -> Verdict:
         """The same where a mask alone gives the outputs of every way to call the model.
 
         It runs eagerly, so that all models share the operations that are compiled.
@@ -221,20 +252,22 @@ class SmallModel:
 
         return self._verdict(port, call, "eager")
 
-    def _verdict(self, port: Model, call: Callable[..., Any], transform: str) -> Verdict:
+    def _verdict(
+        self, port: Model | EncoderDecoder, call: Callable[..., Any], transform: str
+    ) -> Verdict:
         called = Port(port, call, self._inputs)
         return judge_port(self._prepared, called, (transform,), to_torch=None).verdict
 
-    def mistaken(self, change: Callable[[ModelTraits], ModelTraits]) -> Model:
+    def mistaken(self, change: Callable[[ModelTraits], ModelTraits]) -> Model | EncoderDecoder:
         """The model of other traits with the right weights."""
         right = self.pair.port
         heads = {}
         for head in ("lm_head", "pooler", "classifier"):
-            if getattr(right, head) is not None:
+            if getattr(right, head, None) is not None:
                 heads[head] = _outputs(right, head, self.pair.traits)
         heads |= {"pooler": D} if "pooler" in heads else {}
         traits = change(self.pair.traits)
-        model = nnx.eval_shape(lambda: Model(traits, heads, rngs=nnx.Rngs(0)))
+        model = nnx.eval_shape(lambda: type(right)(traits, heads, rngs=nnx.Rngs(0)))
         own = transfer.flatten(model)
         tensors = {path: a for path, a in transfer.flatten(right).items() if path in own}
         same = transfer.Layout(*(transfer.row(path, path) for path in tensors))

@@ -6,7 +6,7 @@ from helpers.transfer.torch_checkpoints import INCONCLUSIVE, USAGE, verify
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.porting.verify import cut as cutting
 from jax_attn.porting.verify import model_pair, whole
-from jax_attn.porting.verify.model_pair import ModelPair
+from jax_attn.porting.verify.source_pair import pair_of
 from jax_attn.transfer import load_checkpoint
 
 # Case -> its layers: both where they differ, else the one whose names a cut must change.
@@ -62,7 +62,7 @@ def test_a_cut_does_what_the_layer_does_in_its_place(name, small, tmp_path):
     for layer in (0, 1):
         (folder := tmp_path / str(layer)).mkdir()
         config = cutting.cut(small(name).folder, small(name).config, layer, folder)
-        traits = ModelPair.of(folder, config, "float32").traits
+        traits = pair_of(folder, config, "float32").traits
         assert traits.blocks == pair.traits.blocks[layer : layer + 1]
         windows.append(traits.blocks[0].attention.window)
     assert windows[0] != windows[1]
@@ -83,7 +83,7 @@ def test_a_cut_has_the_first_rows_of_the_vocabulary(small, tmp_path, monkeypatch
     assert {key for key in cut if ".layer." in key} == {
         key.replace(".1.", ".0.") for key in file if ".layer.1." in key
     }
-    ModelPair.of(tmp_path, config, "float32").check().raise_for_status()
+    pair_of(tmp_path, config, "float32").check().raise_for_status()
 
 
 @pytest.mark.slow
@@ -106,6 +106,11 @@ LAYERS = {
     "no numbers": ("gpt2", "0,x", "such as 2,5"),
     "twice the same": ("gpt2", "1,1", "such as 2,5"),
     "none": ("gpt2", "", "such as 2,5"),
+    "one of an encoder or of a decoder": (
+        "mt5",
+        "0",
+        "expected a model of one stack, got an encoder and a decoder",
+    ),
     "what depends on its number": (
         "gpt2, scaled by layer",
         "1",

@@ -191,6 +191,11 @@ BEYOND = {
         },
         PASS,
     ),
+    "the biases of distances up to 29": (
+        "t5, its encoder",
+        {"relative_attention_max_distance": 29},
+        PASS,
+    ),
 }
 
 
@@ -228,12 +233,12 @@ def test_a_model_that_is_not_ours_is_translated_and_verified_whole(tmp_path):
     config = hf.T5Config(d_model=12, d_kv=5, d_ff=14, num_layers=1, num_heads=2, vocab_size=29)
     config.relative_attention_num_buckets, config.relative_attention_max_distance = 6, 7
     torch.manual_seed(0)
-    hf.T5EncoderModel(config).save_pretrained(tmp_path)
+    hf.T5ForTokenClassification(config).save_pretrained(tmp_path)
     done = verify(tmp_path, "--json")
     assert done.exit_code == PASS, done.output
     (case,) = json.loads(done.stdout)["cases"]
     assert case["name"] == "translation, float32"
-    assert any("T5EncoderModel" in note for note in said(case, "about-checkpoint"))
+    assert any("T5ForTokenClassification" in note for note in said(case, "about-checkpoint"))
 
 
 @pytest.mark.slow

@@ -80,18 +80,19 @@ CONFIGS = {
 TOKENS = np.random.default_rng(3).integers(3, 41, (B, T))
 
 
-def model(kind, heads):
+def made(kind, heads):
     named = {"model_type": kind, "architectures": [f"{kind}For{heads}"]}
     return models.from_config(CONFIGS[kind] | named, rngs=nnx.Rngs(0))
 
 
-def logits(kind, heads="CausalLM"):
-    def run():
-        own = model(kind, heads)
-        segments = None if "Sequence" in heads else np.array([[0, 0, 1, 1, 1]] * B)
-        return own(TOKENS, LENGTHS, segments=segments).logits, own(TOKENS).logits
+# Made once, and under no flag: that is a row of its own.
+model = functools.cache(made)
 
-    return run
+
+def logits(kind, heads="CausalLM"):
+    own = model(kind, heads)
+    segments = None if "Sequence" in heads else np.array([[0, 0, 1, 1, 1]] * B)
+    return own(TOKENS, LENGTHS, segments=segments).logits, own(TOKENS).logits
 
 
 def drawn_by_key():
@@ -117,10 +118,11 @@ CALLS = {
     "module": attended_by_module,
     "cache": lambda: read_through_a_cache(rotary=Rotary()),
     "cache, alibi": lambda: read_through_a_cache(position_bias=Alibi(N, rounded=True)),
-    "llama": logits("llama"),
-    "llama, classes": logits("llama", "SequenceClassification"),
-    "bloom": logits("bloom"),
-    "roberta": logits("roberta", "MaskedLM"),
+    "llama, made": lambda: nnx.to_pure_dict(nnx.state(made("llama", "CausalLM"))),
+    "llama": lambda: logits("llama"),
+    "llama, classes": lambda: logits("llama", "SequenceClassification"),
+    "bloom": lambda: logits("bloom"),
+    "roberta": lambda: logits("roberta", "MaskedLM"),
     "generate": lambda: model("llama", "CausalLM").generate(TOKENS, LENGTHS, 3, eos_token_id=2),
     "draw": drawn_by_key,
 }

@@ -73,11 +73,11 @@ _NEUTRAL = frozenset(
         "remove_invalid_values repetition_penalty return_dict_in_generate temperature top_k top_p "
         "typical_p",
         # Other classes of the same family, and other software.
-        "directionality is_decoder max_sequence_length n_ctx offset_alibi pooler_fc_size "
-        "pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type "
-        "runner_max_sequence_length seq_length skip_bias_add skip_bias_add_qkv sliding_window_size "
-        "summary_activation summary_first_dropout summary_proj_to_labels summary_type "
-        "summary_use_proj",
+        "directionality initial_context_length is_decoder max_sequence_length n_ctx offset_alibi "
+        "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head "
+        "pooler_type runner_max_sequence_length seq_length skip_bias_add skip_bias_add_qkv "
+        "sliding_window_size summary_activation summary_first_dropout summary_proj_to_labels "
+        "summary_type summary_use_proj",
     )
     for name in names.split()
 )

@@ -1,6 +1,7 @@
 """Read the parts of a whole model's config that are the same in every family."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from jax_attn.families.config import NUM_HEADS, Config, Reading
 from jax_attn.families.traits import (
@@ -18,7 +19,8 @@ from jax_attn.families.traits import (
 from jax_attn.transfer.problems import Problem
 
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
-_QUANTIZED = "quantization_config"
+QUANTIZED = "quantization_config"
+"""The field of configs that says how weights are quantized."""
 _EPSILONS = ("norm_eps", "norm_epsilon")
 
 _DEQUANTIZED = (
@@ -27,8 +29,11 @@ _DEQUANTIZED = (
     ".save_pretrained(NEW), and pass NEW"
 )
 
+_MXFP4 = {"quant_method", "modules_to_not_convert", "dequantize"}
+"""The fields of a quantization_config of MXFP4 that do not change the numbers."""
+
 _UNSUPPORTED = {
-    _QUANTIZED: _DEQUANTIZED,
+    QUANTIZED: _DEQUANTIZED,
     "num_experts": "null: this model_type has no experts here",
     "num_local_experts": "null: this model_type has no experts here",
     "slow_but_exact": "false: if true, BLOOM omits biases when pretraining_tp is above 1",
@@ -106,9 +111,22 @@ def unusable(config: Config) -> list[Problem]:
     """
     read = Reading(config)
     check_values(read)
-    if value := config.get(_QUANTIZED):
-        read.refuse(_QUANTIZED, value, _DEQUANTIZED)
+    if (value := config.get(QUANTIZED)) and not is_mxfp4(config):
+        read.refuse(QUANTIZED, value, _DEQUANTIZED)
     return [*read.problems]
+
+
+def is_mxfp4(config: Config) -> bool:
+    """Return whether a config says that its experts are MXFP4, which are read as bfloat16."""
+    how = config.get(QUANTIZED)
+    if config.get("model_type") != "gpt_oss" or not isinstance(how, Mapping):
+        return False
+    return how.get("quant_method") == "mxfp4" and how.keys() <= _MXFP4
+
+
+def as_plain(config: Config) -> dict[str, Any]:
+    """Return the config of the same model with plain numbers."""
+    return {name: value for name, value in config.items() if name != QUANTIZED}
 
 
 def check_supported(config: Reading, *, is_causal: bool) -> None:
@@ -116,6 +134,8 @@ def check_supported(config: Reading, *, is_causal: bool) -> None:
 
     is_causal: whether a query of the model's blocks sees no later key.
     """
+    if is_mxfp4(config.config):
+        config.names.add(QUANTIZED)
     for name, expected in _UNSUPPORTED.items():
         if name not in config.names and (value := config.get(name)):
             config.refuse(name, value, expected)

@@ -182,10 +182,10 @@ def read_by_transformers(folder: Path, kind: Any, **options: Any) -> Pretrained:
     Weights in MXFP4 are dequantized. Raises TransferError for parameters that transformers would
     draw at random, and for what transformers refuses.
     """
-    import transformers
+    from transformers.utils.quantization_config import Mxfp4Config
 
     if is_mxfp4(read_config(folder) or {}):
-        options |= {"quantization_config": transformers.Mxfp4Config(dequantize=True)}
+        options |= {"quantization_config": Mxfp4Config(dequantize=True)}
     with _quiet(), _refused_by("transformers", folder, kind.__name__):
         model, loaded = kind.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options

@@ -13,6 +13,8 @@ from helpers.families import family_mistakes as mistakes
 from helpers.families.decoder_cases import Turned, drawn, turning
 from jax_attn.families import family_of, model_problems
 from jax_attn.families.traits import ModelTraits, RotaryTraits, SwigluTraits
+from jax_attn.porting.port.plan import plan_port
+from jax_attn.porting.port.table import by_family
 from jax_attn.porting.verify import rebuild
 from jax_attn.porting.verify.family_spellings import state
 from jax_attn.transfer import Layout, TransferError, ignored
@@ -100,6 +102,18 @@ def test_the_reference_design_has_the_file_s_sinks():
     assert torch.equal(module.sinks, pair.reference.sinks)
 
 
+def test_a_port_needs_the_sinks_of_every_layer():
+    config = transformers.GptOssConfig(**SIZES)
+    tensors, said = transformers.GptOssForCausalLM(config).state_dict(), config.to_dict()
+    table = by_family(family_of(said), said, tensors)
+    assert plan_port(tensors, table, "flax").problems == []
+    left = {key: tensor for key, tensor in tensors.items() if not key.endswith("sinks")}
+    problems = plan_port(left, by_family(family_of(said), said, left), "flax").problems
+    assert {(problem.kind, problem.name) for problem in problems} == {
+        ("missing", f"layers.{layer}.attention.sinks") for layer in range(2)
+    }
+
+
 def traits(config, layer):
     return family_of(config).traits(config, f"model.layers.{layer}.self_attn")
 
@@ -139,6 +153,15 @@ PUBLISHED = {
     "num_local_experts": 32,
     "output_router_logits": False,
     "pad_token_id": 199999,
+    "quantization_config": {
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+        "quant_method": "mxfp4",
+    },
     "rms_norm_eps": 1e-05,
     "rope_scaling": {
         "beta_fast": 32.0,
@@ -157,7 +180,7 @@ PUBLISHED = {
     "use_cache": True,
     "vocab_size": 201088,
 }
-"""The config of gpt-oss-20b, as it was published, without its quantization_config."""
+"""The config of gpt-oss-20b, as it was published."""
 
 
 def test_the_published_config_is_read():

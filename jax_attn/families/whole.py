@@ -119,7 +119,9 @@ def unusable(config: Config) -> list[Problem]:
 def is_mxfp4(config: Config) -> bool:
     """Return whether a config says that its experts are MXFP4, which are read as bfloat16."""
     how = config.get(QUANTIZED)
-    if config.get("model_type") != "gpt_oss" or not isinstance(how, Mapping):
+    kind = config.get("model_type")
+    named = kind is None and architecture(Reading(config)).startswith("GptOss")
+    if not (kind == "gpt_oss" or named) or not isinstance(how, Mapping):
         return False
     return how.get("quant_method") == "mxfp4" and how.keys() <= _MXFP4
 

@@ -21,12 +21,15 @@ _BYTES = 16
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def _numbers() -> np.ndarray:
-    """Return the bfloat16 number of each scale and 4 bits, (256, 16), as transformers has it."""
+def _pairs() -> np.ndarray:
+    """Return the two bfloat16 numbers, as one of 32 bits, of each scale and byte (256, 256)."""
     four_bits = np.array([*_POSITIVE, *(-x for x in _POSITIVE)])
     wide = np.ldexp(four_bits, np.arange(-127, 129)[:, None])
     with np.errstate(over="ignore"):  # beyond bfloat16's range, by the largest scales
-        return wide.astype(ml_dtypes.bfloat16)
+        numbers = wide.astype(ml_dtypes.bfloat16)
+    byte = np.arange(256)
+    both = np.stack([numbers[:, byte & 15], numbers[:, byte >> 4]], axis=-1)
+    return both.view(np.uint32)[..., 0]
 
 
 def dequantized(tensors: Tensors) -> "tuple[Dequantized, list[Problem]]":
@@ -93,10 +96,9 @@ class Dequantized(LazyMapping[Any]):
 
     def _stack(self, key: str) -> np.ndarray:
         blocks, scales = (read(self._tensors, f"{key}{part}") for part in (_BLOCKS, _SCALES))
-        shape, numbers = self.describe(key).shape, _numbers()
-        stack = np.empty(shape, numbers.dtype)
+        pairs = _pairs()
+        stack = np.empty(self.describe(key).shape, ml_dtypes.bfloat16)
         for matrix, block, scale in zip(stack, blocks, scales, strict=True):  # one is small
-            halves = np.stack([block & 15, block >> 4], axis=-1)
-            values = numbers[scale[..., None, None], halves]
-            matrix[:] = values.reshape(len(block), -1).T
+            values = pairs[scale[..., None], block].view(ml_dtypes.bfloat16)
+            matrix[:] = values.reshape(matrix.shape[::-1]).T
         return stack

@@ -139,7 +139,7 @@ ROWS = {
         "gpt_oss",
         3,
         H=10,
-        does={"window": 5, "use_bias": True, "sinks": True},
+        does={"use_bias": True, "sinks": True},
     ),
     "gemma3_text": FamilyModel(
         "Gemma3ForCausalLM",

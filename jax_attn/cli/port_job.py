@@ -22,7 +22,7 @@ from jax_attn.cli.status import Exit
 from jax_attn.families import Config, family_of, known_types, model_problems, said_type
 from jax_attn.families.config import disagreements
 from jax_attn.families.family import prefixed
-from jax_attn.families.whole import unusable
+from jax_attn.families.whole import QUANTIZED, as_plain, is_mxfp4, unusable
 from jax_attn.parity.judge.compare import Verdict
 from jax_attn.parity.judge.result import Result
 from jax_attn.parity.judge.text import console
@@ -35,6 +35,7 @@ from jax_attn.transfer import Layout, Problem, TransferError
 from jax_attn.transfer.arrays import specs
 from jax_attn.transfer.files import port_folder, staging
 from jax_attn.transfer.files.changed_files import Stamps, changed, stamped
+from jax_attn.transfer.files.mxfp4 import dequantized
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
 from jax_attn.transfer.problems import nearest
@@ -45,7 +46,7 @@ class Job:
     """A checkpoint to carry, and the table that translates it.
 
     stamps: the files that must not change during the port. problems: the reasons found so far why
-    it cannot be ported.
+    it cannot be ported. left_out: fields of the config that the written one lacks.
     """
 
     source: Path
@@ -55,8 +56,10 @@ class Job:
     family: str | None
     config: Config
     problems: list[Problem]
+    left_out: tuple[str, ...] = ()
 
 
+_PLAIN = "experts in MXFP4 are read as bfloat16, and written so; porting back keeps them plain"
 _LOAD = """
 from jax_attn import models
 model = models.load({!r})
@@ -205,6 +208,12 @@ def open_job(
     if to == "flax":
         tensors, wrapped = unwrapped(tensors, layout.torch_keys() if layout else ())
         problems += wrapped
+    has_mxfp4 = to == "flax" and is_mxfp4(config)
+    if has_mxfp4:
+        tensors, halved = dequantized(tensors)
+        problems += halved
+        config = as_plain(config)
+        click.echo(_PLAIN, err=True)
     if unfit := unusable(config):
         raise TransferError("port wrote nothing", [*problems, *unfit])
     family = None
@@ -221,7 +230,8 @@ def open_job(
         raise TransferError("port wrote nothing", [*problems, unknown])
     name = None if family is None else family.name
     stamps |= opened.stamps
-    return Job(source, tensors, stamps, table, name, config, problems)
+    left_out = (QUANTIZED,) if has_mxfp4 else ()
+    return Job(source, tensors, stamps, table, name, config, problems, left_out)
 
 
 def _wrong_way(source: Path, to: Side) -> TransferError:
@@ -270,7 +280,7 @@ def carry_out(
     with contextlib.suppress(_NothingKeptError), staging.staged(target) as folder:
         with bytes_counted("writing", plan.source_bytes) as looked_at:
             carried = carry_and_prove.Carried(plan, job.tensors, looked_at)
-            port_folder.write(folder, carried, kind, record, job.source, plan.dtype)
+            port_folder.write(folder, carried, kind, record, job.source, plan.dtype, job.left_out)
         written = port_folder.read_again(folder)
         with bytes_counted("proving", plan.source_bytes) as looked_at:
             proof = carry_and_prove.prove(plan, job.tensors, written, looked_at)

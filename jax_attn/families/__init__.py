@@ -7,6 +7,7 @@ from jax_attn.families.family import Family
 from jax_attn.families.gemma import GEMMA
 from jax_attn.families.gpt2 import GPT2, GPT_BIGCODE
 from jax_attn.families.gpt_neox import GPT_NEOX
+from jax_attn.families.gpt_oss import GPT_OSS
 from jax_attn.families.llama import LLAMA, LLAMA_META
 from jax_attn.families.opt import OPT
 from jax_attn.families.phi import PHI
@@ -15,8 +16,8 @@ from jax_attn.families.vit import VIT
 from jax_attn.transfer.problems import Problem, TransferError, nearest
 
 _ALL = (
-    *(BERT, BLOOM, FALCON, GEMMA, GPT2, GPT_BIGCODE, GPT_NEOX, LLAMA, LLAMA_META, OPT, PHI),
-    *(T5, VIT),
+    *(BERT, BLOOM, FALCON, GEMMA, GPT2, GPT_BIGCODE, GPT_NEOX, GPT_OSS, LLAMA, LLAMA_META, OPT),
+    *(PHI, T5, VIT),
 )
 FAMILIES = {family.name: family for family in _ALL}
 """name -> family."""

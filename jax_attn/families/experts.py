@@ -42,9 +42,11 @@ _MOST = 4096
 """The most experts of a layer: a table has a key for each."""
 
 
-def count(config: Reading) -> int:
-    """Return the number of experts."""
-    number = config.number(*_COUNTS, default=SPELLED[config.get("model_type")].number)
+def count(config: Reading, default: int | None = None) -> int:
+    """Return the number of experts; default: that of the model_type unless given."""
+    if default is None:
+        default = SPELLED[config.get("model_type")].number
+    number = config.number(*_COUNTS, default=default)
     if number > _MOST:
         config.refuse(_COUNTS[0], number, f"at most {_MOST} experts")
     return min(number, _MOST)
@@ -56,21 +58,26 @@ def width(config: Reading) -> int:
     return config.number(name, default=default)
 
 
+def chosen(config: Reading, number: int, default: int) -> int:
+    """Return how many of `number` experts a token is sent to."""
+    each = config.number("num_experts_per_tok", default=default)
+    if each > number:
+        expected = f"at most {number}, the number of experts"
+        config.refuse("num_experts_per_tok", each, expected, number, each)
+    return each
+
+
 def traits(config: Reading) -> ExpertTraits:
     """Return how experts are chosen. Refuses layers that have a single MLP in their place."""
-    kind = config.get("model_type")
-    number = count(config)
-    chosen = config.number("num_experts_per_tok", default=SPELLED[kind].chosen)
-    if chosen > number:
-        expected = f"at most {number}, the number of experts"
-        config.refuse("num_experts_per_tok", chosen, expected, number, chosen)
+    kind, number = config.get("model_type"), count(config)
+    each = chosen(config, number, SPELLED[kind].chosen)
     if kind == "mixtral":
-        return ExpertTraits(number, chosen, are_normalized=True)
+        return ExpertTraits(number, each, are_normalized=True)
     if (dense := config.get("mlp_only_layers")) not in (None, []):
         config.refuse("mlp_only_layers", dense, "[]: layers without experts are not supported")
     if (step := config.number("decoder_sparse_step", default=1)) != 1:
         config.refuse("decoder_sparse_step", step, "1: layers without experts are not supported")
-    return ExpertTraits(number, chosen, config.flag("norm_topk_prob", default=False))
+    return ExpertTraits(number, each, config.flag("norm_topk_prob", default=False))
 
 
 def table(config: Reading) -> Layout:

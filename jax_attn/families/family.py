@@ -13,9 +13,10 @@ every family, those of `jax_attn.models`:
     patch_embedding  cls_token  mask_token          (of images)
 
 `attention` is a module of this package (q_proj, k_proj, v_proj, out_proj, q_norm, k_norm,
-position_bias). Kernels are (in, out); a norm has a scale and a bias, an embedding an embedding.
-Encoder-decoders have `encoder.` and `decoder.` before `layers` and `final_norm`, and in the layers
-of the decoder `cross_attention_norm` and `cross_attention`. This module imports no framework.
+position_bias, sinks). Kernels are (in, out); a norm has a scale and a bias, an embedding an
+embedding. Encoder-decoders have `encoder.` and `decoder.` before `layers` and `final_norm`, and in
+the layers of the decoder `cross_attention_norm` and `cross_attention`. This module imports no
+framework.
 """
 
 import re
@@ -136,10 +137,10 @@ class Family:
             def attention(layer: int) -> Traits:
                 return self.traits_of(read, *filled((pattern,), (("layer", str(layer)),)))
 
-            check_supported(read, is_causal=attention(0).is_causal)
             count = read.number(*LAYERS)
             numbers = range(count) if layers is None else layers
             model = self.model_of(read, tuple(map(attention, numbers)))
+            check_supported(read, is_causal=attention(0).is_causal)
             refuse_unread(read)
             return model
 

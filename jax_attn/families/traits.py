@@ -56,7 +56,8 @@ class Traits:
     kdim, vdim: features of keys and values; D when None. scale: 1/√H when None. is_causal: a query
     sees no later key. window: how many keys a query sees, the last of them its own; None for all.
     cross: keys and values come from another sequence. add_bias_kv: every query sees a learned key
-    and its value, as in torch.nn.MultiheadAttention. lender: the torch prefix of the block whose
+    and its value, as in torch.nn.MultiheadAttention. sinks: each query head has a learned score
+    that takes weight and has no value, as in gpt-oss. lender: the torch prefix of the block whose
     table of position biases this one borrows; "" for none.
     """
 
@@ -75,6 +76,7 @@ class Traits:
     rotary: RotaryTraits | None = None
     bias: BiasTraits | None = None
     add_bias_kv: bool = False
+    sinks: bool = False
     lender: str = ""
 
     @property
@@ -113,11 +115,22 @@ class ExpertTraits(NamedTuple):
     are_normalized: bool
 
 
+class SwigluTraits(NamedTuple):
+    """The product of gate and up in gpt-oss: (up + 1) · gate · sigmoid(alpha · gate).
+
+    limit: larger gates count as this, and up counts as the nearest number in ±limit.
+    """
+
+    alpha: float
+    limit: float
+
+
 class MLPTraits(NamedTuple):
     """down(activation(up(x))), or down(activation(gate(x)) · up(x)) if it is gated.
 
-    width: the number of features after `up`. activation: a value of ACTIVATION_NAMES. experts: if
-    there are several of them.
+    width: the number of features after `up`. activation: a value of ACTIVATION_NAMES. use_bias: of
+    all layers, and of the router. experts: if there are several of them. swiglu: what takes the
+    place of activation(gate(x)) · up(x), if anything does.
     """
 
     width: int
@@ -125,6 +138,7 @@ class MLPTraits(NamedTuple):
     is_gated: bool = False
     use_bias: bool = True
     experts: ExpertTraits | None = None
+    swiglu: SwigluTraits | None = None
 
 
 NormPlacement = Literal["pre", "post", "sandwich", "parallel"]

@@ -1,6 +1,7 @@
 """Read the parts of a whole model's config that are the same in every family."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from jax_attn.families.config import NUM_HEADS, Config, Reading
 from jax_attn.families.traits import (
@@ -18,7 +19,8 @@ from jax_attn.families.traits import (
 from jax_attn.transfer.problems import Problem
 
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
-_QUANTIZED = "quantization_config"
+QUANTIZED = "quantization_config"
+"""The field of configs that says how weights are quantized."""
 _EPSILONS = ("norm_eps", "norm_epsilon")
 
 _DEQUANTIZED = (
@@ -27,8 +29,11 @@ _DEQUANTIZED = (
     ".save_pretrained(NEW), and pass NEW"
 )
 
+_MXFP4 = {"quant_method", "modules_to_not_convert", "dequantize"}
+"""The fields of a quantization_config of MXFP4 that do not change the numbers."""
+
 _UNSUPPORTED = {
-    _QUANTIZED: _DEQUANTIZED,
+    QUANTIZED: _DEQUANTIZED,
     "num_experts": "null: this model_type has no experts here",
     "num_local_experts": "null: this model_type has no experts here",
     "slow_but_exact": "false: if true, BLOOM omits biases when pretraining_tp is above 1",
@@ -73,12 +78,12 @@ _NEUTRAL = frozenset(
         "remove_invalid_values repetition_penalty return_dict_in_generate temperature top_k top_p "
         "typical_p",
         # Other classes of the same family, and other software.
-        "directionality emb_size ff_factor is_decoder learned_embeddings max_sequence_length n_ctx "
-        "offset_alibi pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
-        "pooler_size_per_head pooler_type predict_special_tokens runner_max_sequence_length "
-        "seq_length skip_bias_add skip_bias_add_qkv sliding_window_size summary_activation "
-        "summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type "
-        "summary_use_proj",
+        "directionality emb_size ff_factor initial_context_length is_decoder learned_embeddings "
+        "max_sequence_length n_ctx offset_alibi pooler_fc_size pooler_num_attention_heads "
+        "pooler_num_fc_layers pooler_size_per_head pooler_type predict_special_tokens "
+        "runner_max_sequence_length seq_length skip_bias_add skip_bias_add_qkv "
+        "sliding_window_size summary_activation summary_first_dropout summary_last_dropout "
+        "summary_proj_to_labels summary_type summary_use_proj",
     )
     for name in names.split()
 )
@@ -107,9 +112,24 @@ def unusable(config: Config) -> list[Problem]:
     """
     read = Reading(config)
     check_values(read)
-    if value := config.get(_QUANTIZED):
-        read.refuse(_QUANTIZED, value, _DEQUANTIZED)
+    if (value := config.get(QUANTIZED)) and not is_mxfp4(config):
+        read.refuse(QUANTIZED, value, _DEQUANTIZED)
     return [*read.problems]
+
+
+def is_mxfp4(config: Config) -> bool:
+    """Return whether a config says that its experts are MXFP4, which are read as bfloat16."""
+    how = config.get(QUANTIZED)
+    kind = config.get("model_type")
+    named = kind is None and architecture(Reading(config)).startswith("GptOss")
+    if not (kind == "gpt_oss" or named) or not isinstance(how, Mapping):
+        return False
+    return how.get("quant_method") == "mxfp4" and how.keys() <= _MXFP4
+
+
+def as_plain(config: Config) -> dict[str, Any]:
+    """Return the config of the same model with plain numbers."""
+    return {name: value for name, value in config.items() if name != QUANTIZED}
 
 
 def check_supported(config: Reading, *, is_causal: bool) -> None:
@@ -117,6 +137,8 @@ def check_supported(config: Reading, *, is_causal: bool) -> None:
 
     is_causal: whether a query of the model's blocks sees no later key.
     """
+    if is_mxfp4(config.config):
+        config.names.add(QUANTIZED)
     for name, expected in _UNSUPPORTED.items():
         if name not in config.names and (value := config.get(name)):
             config.refuse(name, value, expected)

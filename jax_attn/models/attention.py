@@ -43,7 +43,7 @@ def shared_options(traits: Traits, library: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"embed_dim": traits.embed_dim, "kdim": kdim, "vdim": vdim}
     options |= {"num_heads": N, "num_kv_heads": K, "head_dim": H}
     options |= {"scale": traits.scale, "softcap": traits.softcap}
-    options |= {"add_bias_kv": traits.add_bias_kv}
+    options |= {"add_bias_kv": traits.add_bias_kv, "sinks": traits.sinks}
     if turning is not None:
         name, fields = turning.scaling or ("", {})
         scaling = getattr(library, name)(**fields) if name else None

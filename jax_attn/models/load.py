@@ -18,7 +18,7 @@ from jax_attn.families import Config, Family, model_family
 from jax_attn.families.config import Reading, reading
 from jax_attn.families.family import other_layers, prefixed
 from jax_attn.families.traits import ModelTraits
-from jax_attn.families.whole import architecture
+from jax_attn.families.whole import architecture, as_plain, is_mxfp4
 from jax_attn.models import defaults
 from jax_attn.models.encoder_decoder import EncoderDecoder
 from jax_attn.models.model import PARTS, Model, Origin, lacks_pooler
@@ -28,6 +28,7 @@ from jax_attn.transfer import load as load_tensors
 from jax_attn.transfer.arrays import LazyMapping, Spec, read, recast, specs
 from jax_attn.transfer.files import port_folder, staging
 from jax_attn.transfer.files.checkpoint import Checkpoint
+from jax_attn.transfer.files.mxfp4 import dequantized
 from jax_attn.transfer.files.port_folder import read_config
 from jax_attn.transfer.files.prefixes import stripped, unwrapped
 from jax_attn.transfer.table.layout import moves_by_sizes
@@ -56,6 +57,9 @@ def load(
     strip: str = "",
 ) -> Model | EncoderDecoder:
     """Load the whole model of a checkpoint; every weight is kept bit for bit.
+
+    Experts in MXFP4, as gpt-oss was published, are read as bfloat16, stack by stack; `save` writes
+    such a model with plain numbers.
 
     Args:
       path: a folder as transformers writes it, or a file in one, with its config.json; or a folder
@@ -98,6 +102,10 @@ def load(
         if not is_flax:
             tensors, wrapped = unwrapped(tensors)
             problems += wrapped
+        if is_mxfp4(config) and not is_flax:
+            tensors, halved = dequantized(tensors)
+            problems += halved
+            config = as_plain(config)
         keys = tuple(port_folder.read_record(path).get("keys", ()) if is_flax else tensors)
         described, unreadable = specs(tensors)
         family.model_traits(config, ())  # raises every problem of the config, whatever the file

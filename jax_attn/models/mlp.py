@@ -10,7 +10,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jax_attn.families.traits import MLPTraits
+from jax_attn.families.traits import MLPTraits, SwigluTraits
 from jax_attn.nn.projection import Projection, torch_linear_init
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -28,6 +28,27 @@ def activated(x: Float[Array, "*rows F"], name: str) -> Float[Array, "*rows F"]:
     """Apply the activation of this name; 16-bit dtypes compute it in float32, as in torch."""
     wide = x.dtype if x.dtype == jnp.float64 else jnp.float32
     return ACTIVATIONS[name](x.astype(wide)).astype(x.dtype)
+
+
+def gated(
+    gate: Float[Array, "*rows F"], up: Float[Array, "*rows F"], traits: MLPTraits
+) -> Float[Array, "*rows F"]:
+    """Return activation(gate) · up, or the traits' own product, in the arguments' dtype."""
+    if traits.swiglu is None:
+        return activated(gate, traits.activation) * up
+    wide = gate.dtype if gate.dtype == jnp.float64 else jnp.float32
+    return clamped_swiglu(gate.astype(wide), up.astype(wide), traits.swiglu).astype(gate.dtype)
+
+
+def clamped_swiglu(
+    gate: Float[Array, "*rows F"], up: Float[Array, "*rows F"], traits: SwigluTraits
+) -> Float[Array, "*rows F"]:
+    """Return (up + 1) · gate · sigmoid(alpha · gate), after clamping both."""
+    limit = traits.limit
+    # Not jnp.clip: at the limit, which 16-bit values meet, it halves the gradient that torch keeps.
+    gate = jnp.where(gate > limit, limit, gate)
+    up = jnp.where(up > limit, limit, jnp.where(up < -limit, -limit, up))
+    return (up + 1) * gate * jax.nn.sigmoid(traits.alpha * gate)
 
 
 def dense(
@@ -56,7 +77,7 @@ def dense(
 class MLP(nnx.Module):
     """Feed-forward layers, (…, D) → (…, D): down(activation(up(x))).
 
-    If gated: down(activation(gate(x)) · up(x)).
+    If gated: down(gated(gate(x), up(x))).
     """
 
     def __init__(
@@ -70,12 +91,12 @@ class MLP(nnx.Module):
     ):
         options: Any = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         make: Any = partial(dense, use_bias=traits.use_bias, **options)
-        self.activation = traits.activation
+        self.traits = traits
         self.up = make(embed_dim, traits.width)
         self.gate = nnx.data(make(embed_dim, traits.width) if traits.is_gated else None)
         self.down = make(traits.width, embed_dim)
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         if self.gate is None:
-            return self.down(activated(self.up(x), self.activation))
-        return self.down(activated(self.gate(x), self.activation) * self.up(x))
+            return self.down(activated(self.up(x), self.traits.activation))
+        return self.down(gated(self.gate(x), self.up(x), self.traits))

@@ -24,7 +24,7 @@ from jax_attn.transfer.table.layouts import (
     TO_HEADS,
 )
 from jax_attn.transfer.table.rows import either, ignored, refused, row, tied
-from jax_attn.transfer.table.stacks import conv_bias, linears, packed_stack, stacked
+from jax_attn.transfer.table.stacks import alternating, conv_bias, linears, packed_stack, stacked
 from jax_attn.transfer.table.steps import (
     Sizes,
     Step,
@@ -75,6 +75,7 @@ __all__ = [
     "Sizes",
     "Step",
     "TransferError",
+    "alternating",
     "as_numpy",
     "conv",
     "conv_bias",

@@ -16,9 +16,10 @@ import torch
 
 from jax_attn.environment import free_memory, install_line, present
 from jax_attn.families.config import Config, Reading
-from jax_attn.families.whole import architecture, unusable
+from jax_attn.families.whole import architecture, is_mxfp4, unusable
 from jax_attn.transfer import Problem, TransferError, load_checkpoint
 from jax_attn.transfer.arrays import specs
+from jax_attn.transfer.files.mxfp4 import dequantized
 from jax_attn.transfer.files.port_folder import beside, read_config
 
 MAKE_IT = (
@@ -93,7 +94,9 @@ def expect_memory(path: Path, compared: float = math.inf, within: str = "") -> N
     model, which alone is checked.
     """
     with load_checkpoint(path) as tensors:
-        shapes = {key: spec.shape for key, spec in specs(tensors)[0].items()}
+        is_packed = is_mxfp4(read_config(path) or {})
+        plain = dequantized(tensors)[0] if is_packed else tensors
+        shapes = {key: spec.shape for key, spec in specs(plain)[0].items()}
     count = sum(
         math.prod(shape)
         for key, shape in shapes.items()
@@ -176,9 +179,13 @@ def transformers_class(config: Config) -> Any:
 def read_by_transformers(folder: Path, kind: Any, **options: Any) -> Pretrained:
     """Read a model by a class of transformers, with further options of `from_pretrained`.
 
-    Raises TransferError for parameters that transformers would draw at random, and for what
-    transformers refuses.
+    Weights in MXFP4 are dequantized. Raises TransferError for parameters that transformers would
+    draw at random, and for what transformers refuses.
     """
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    if is_mxfp4(read_config(folder) or {}):
+        options |= {"quantization_config": Mxfp4Config(dequantize=True)}
     with _quiet(), _refused_by("transformers", folder, kind.__name__):
         model, loaded = kind.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options

@@ -83,6 +83,12 @@ WRONG = {
         {"hidden_size": 13, "qkv_bias": "x", "intermediate_size": 0},
         "num_attention_heads qkv_bias intermediate_size",
     ),
+    "gpt_oss": (
+        {"head_dim": 0, "num_key_value_heads": 7, "attention_bias": "x", "sliding_window": None}
+        | {"rope_scaling": YARN, "layer_types": ["sliding_attention"], "num_hidden_layers": 2},
+        "head_dim num_key_value_heads attention_bias sliding_window layer_types factor beta_fast "
+        "truncate",
+    ),
     "bert, null": ({"num_attention_heads": None}, "num_attention_heads"),
     "gpt2, null": ({"n_head": None}, "n_head"),
     "gpt_bigcode, null": ({"n_head": None}, "n_head"),

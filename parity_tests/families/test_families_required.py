@@ -112,7 +112,8 @@ def test_of_a_whole_model_every_width_is_known_and_none_is_wrong(name):
     for key, shape in taken.items():
         path = table.layout.row_of(key).partition(" -> ")[2]
         if not re.search(r"[qkv]_proj|out_proj.kernel|\[conv\]|^decoder.bias", path):
-            assert key in said(key, (*shape[:-1], shape[-1] + 1)), path
+            # By 2, as gate and up take turns in gpt-oss.
+            assert key in said(key, (*shape[:-1], shape[-1] + 2)), path
 
 
 # model -> a part behind whose loss there is no model; {0} is every layer's

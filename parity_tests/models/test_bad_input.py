@@ -39,6 +39,12 @@ CONFIGS = {
         {"mlp_only_layers": [0], "decoder_sparse_step": 2},
         ("mlp_only_layers", "decoder_sparse_step"),
     ),
+    "another activation, limit and window, and other experts": (
+        "gpt_oss",
+        {"hidden_act": "gelu", "swiglu_limit": 0, "sliding_window": None, "num_local_experts": 2}
+        | {"experts_per_token": 2, "swiglu_beta": 1.0},
+        ("hidden_act", "swiglu_limit", "sliding_window", "experts_per_token", "swiglu_beta"),
+    ),
     "quantized weights": (
         "gpt2",
         {"quantization_config": {"bits": 4}},

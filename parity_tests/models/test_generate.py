@@ -39,6 +39,7 @@ FAMILIES = (
     "gemma2",
     "gemma3_text",
     "mixtral",
+    "gpt_oss",
     "bloom",
     "falcon, alibi",
 )

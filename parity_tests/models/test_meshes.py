@@ -25,6 +25,8 @@ CONFIGS = {
     | {"n_layer": LAYERS, "n_positions": 16, "n_inner": M},
 }
 CONFIGS["mixtral"] = CONFIGS["llama"] | {"architectures": ["MixtralForCausalLM"]}
+CONFIGS["gpt_oss"] = CONFIGS["llama"] | {"architectures": ["GptOssForCausalLM"], "head_dim": 4}
+CONFIGS["gpt_oss"] |= {"num_local_experts": 8, "sliding_window": 3}
 # In a pass: over features, keys, the MLP's features, the vocabulary and all tokens.
 ADDITIONS = LAYERS * (4 * D + T + M) + V + B * T
 COLUMNS, ROWS = P(None, "heads"), P("heads")
@@ -39,6 +41,9 @@ CUTS_OF_MLP = {
     "gpt2": MLP,
     "llama": MLP | {"layers.{layer}.mlp.gate.kernel": COLUMNS},
     "mixtral": {f"layers.{{layer}}.mlp.experts.{x}.kernel": ROWS for x in ("gate", "up", "down")},
+}
+CUTS_OF_MLP["gpt_oss"] = CUTS_OF_MLP["mixtral"] | {
+    path.replace("kernel", "bias"): ROWS for path in CUTS_OF_MLP["mixtral"]
 }
 
 
@@ -64,7 +69,10 @@ def trained(model, place=jnp.asarray):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [("llama", "auto"), ("gpt2", "explicit"), ("mixtral", "auto"), ("mixtral", "explicit")],
+    [
+        *(("llama", "auto"), ("gpt2", "explicit"), ("mixtral", "auto"), ("mixtral", "explicit")),
+        *(("gpt_oss", "auto"), ("gpt_oss", "explicit")),
+    ],
 )
 def test_fine_tuning_is_that_of_one_device(family, kind, tmp_path):
     config = {"model_type": family, **CONFIGS[family]}

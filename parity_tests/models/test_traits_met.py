@@ -80,7 +80,7 @@ PUBLISHED = {
         for kind in (
             *("bert", "roberta", "xlm-roberta", "camembert", "gpt2", "gpt_bigcode", "gpt_neox"),
             *("falcon", "bloom", "opt", "phi", "llama", "mistral", "qwen2", "qwen3", "gemma2"),
-            *("gemma3_text", "mixtral", "qwen3_moe", "t5", "mt5", "umt5"),
+            *("gemma3_text", "mixtral", "qwen3_moe", "gpt_oss", "t5", "mt5", "umt5"),
         )
     },
     "falcon, 40B": {

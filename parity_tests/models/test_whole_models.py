@@ -13,7 +13,7 @@ from helpers.families.whole_model_mistakes import MISTAKES, attention, embedding
 from helpers.families.whole_models import CASES, ROUNDED, USUAL, assert_gradients
 from helpers.parity.findings import kinds
 from jax_attn import models, transfer
-from jax_attn.models import inputs
+from jax_attn.models import inputs, mlp
 from jax_attn.parity.checking.judging import judge_port
 from jax_attn.parity.checking.prepared import Prepared
 from jax_attn.parity.judge.compare import Verdict
@@ -59,6 +59,33 @@ def test_a_mistake_by_lengths_or_by_a_cache_alone_fails(name, small, monkeypatch
     monkeypatch.setattr(inputs, read, change(getattr(inputs, read)))
     assert model.by_mask(model.pair.port) is Verdict.PASS
     assert model.judged(model.pair.port) is Verdict.FAIL
+
+
+def as_halves(model, monkeypatch):
+    """The first half of gpt-oss's features taken for gates, the second one for ups."""
+    for layer in model.layers:
+        gate, up = layer.mlp.experts.gate, layer.mlp.experts.up
+        for name in ("kernel", "bias"):
+            one, other = getattr(gate, name), getattr(up, name)
+            in_turn = jnp.stack([one[...], other[...]], axis=-1)
+            one[...], other[...] = jnp.split(in_turn.reshape(*one.shape[:-1], -1), 2, axis=-1)
+
+
+def without_one(model, monkeypatch):
+    """up · gate · sigmoid(alpha · gate), without the 1."""
+    right = mlp.clamped_swiglu
+    wrong = lambda gate, up, traits: right(gate, up, traits) - right(gate, 0 * up, traits)  # noqa: E731
+    monkeypatch.setattr(mlp, "clamped_swiglu", wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", [as_halves, without_one])
+def test_gpt_oss_s_product_mistaken_fails(plant, small, monkeypatch):
+    case = replace(small("gpt_oss"))  # anew: what is compiled has no mistake
+    model = models.load(case.folder) if case.config else None
+    assert case.by_mask(model) is Verdict.PASS
+    plant(model, monkeypatch)
+    assert case.by_mask(model) is Verdict.FAIL
 
 
 def whole(module, tokens):

@@ -192,7 +192,10 @@ def _block_at(
 
 def _does(traits: Traits) -> dict[str, Any]:
     """Return traits by name, those of several fields as dicts."""
-    names = ("cross", "is_causal", "scale", "softcap", "use_bias", "use_out_bias", "window")
+    names = (
+        *("cross", "is_causal", "scale", "sinks", "softcap"),
+        *("use_bias", "use_out_bias", "window"),
+    )
     does = {name: getattr(traits, name) for name in names}
     does["scale"] = does["scale"] or f"1/√{traits.sizes.head_dim}"
     several = {"qk_norm": traits.qk_norm, "rotary": traits.rotary, "position_bias": traits.bias}

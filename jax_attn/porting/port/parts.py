@@ -116,6 +116,7 @@ def incomplete(
             "out_proj.bias": traits.use_out_bias,
             **dict.fromkeys(("q_norm.scale", "k_norm.scale"), traits.qk_norm is not None),
             _TABLE: learned,
+            "sinks": traits.sinks,
         }
         needed = {name for name, is_needed in needed_where.items() if is_needed}
         possible = {*needed_where, *norm_biases}

@@ -34,6 +34,7 @@ _AXES = {
     "k_norm.scale": "H",
     "out_proj.kernel": "NHD",
     "position_bias.embedding": "RN",
+    "sinks": "N",
     "mlp.up.kernel": "DI",
     "mlp.gate.kernel": "DI",
     "mlp.down.kernel": "ID",
@@ -41,6 +42,9 @@ _AXES = {
     "mlp.experts.up.kernel": "XDF",
     "mlp.experts.gate.kernel": "XDF",
     "mlp.experts.down.kernel": "XFD",
+    "mlp.experts.up.bias": "XF",
+    "mlp.experts.gate.bias": "XF",
+    "mlp.experts.down.bias": "XD",
     "pooler.kernel": "DO",
     "lm_head.kernel": "EV",
     "lm_head.dense.kernel": "DE",
@@ -63,7 +67,8 @@ _TASK_HEADS = (
 )
 _AXES |= {f"{head}.kernel": "Dc" for head in _TASK_HEADS}
 """Axes of the families' Flax paths, by the paths' endings: a capital is one number throughout a
-file, a small letter belongs to the module. A bias has the last axis of its kernel or scale."""
+file, a small letter belongs to the module. Other biases have the last axis of their kernel or
+scale."""
 
 _NAMES = {
     "D": ("hidden_size",),
@@ -180,11 +185,11 @@ def _head_count(r: Row, shape: Shape) -> int | None:
 def _axes(path: str) -> tuple[str, ...]:
     """Return the names of a path's axes, the module's own with its path; () if unknown."""
     module, _, leaf = path.rpartition(".")
-    for end in ("kernel", "scale") if leaf == "bias" else (leaf,):
+    for end in ("bias", "kernel", "scale") if leaf == "bias" else (leaf,):
         parts = [*module.split("."), end] if module else [end]
         tails = (".".join(parts[i:]) for i in range(len(parts)))
         if axes := next((_AXES[tail] for tail in tails if tail in _AXES), ""):
-            axes = axes[-1] if leaf == "bias" else axes
+            axes = axes[-1] if leaf != end else axes
             return tuple(a if a.isupper() else f"{module}.{a}" for a in axes)
     return ()
 

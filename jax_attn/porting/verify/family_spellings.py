@@ -24,7 +24,7 @@ class Spelled(NamedTuple):
     key/value head in turn, G queries, the key and the value; else all queries, all keys, all
     values. columns: weights are (in, out). pairs_apart: rotary pairs are (2m, 2m + 1), which
     torch_ref's module has at (m, m + H/2). table: that of a learned position bias. norms: those of
-    queries and keys.
+    queries and keys. sinks: the scores of no key.
     """
 
     projections: tuple[str, ...]
@@ -34,6 +34,7 @@ class Spelled(NamedTuple):
     pairs_apart: bool = False
     table: str = ""
     norms: tuple[str, str] = ("q_norm", "k_norm")
+    sinks: str = ""
 
     @property
     def weights(self) -> set[str]:
@@ -52,6 +53,7 @@ SPELLED: dict[str, tuple[Spelled, ...]] = {
     "gpt2": (Spelled(("c_attn",), "c_proj", columns=True),),
     "gpt_bigcode": (Spelled(("c_attn",), "c_proj", by_group=True),),
     "gpt_neox": (_PACKED,),
+    "gpt_oss": (_SPLIT._replace(sinks="sinks"),),
     "llama": (_SPLIT,),
     "llama-meta": (Spelled(("wq", "wk", "wv"), "wo", pairs_apart=True),),
     "opt": (_SPLIT._replace(out="out_proj"),),
@@ -68,7 +70,8 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
     """Return torch_ref's "gqa" state for a block.
 
     tensors: the block's tensors, by their keys after its prefix. The state holds weights (out, in)
-    and biases (out,), views or copies, bit for bit, and the norms of queries and keys unchanged.
+    and biases (out,), views or copies, bit for bit, and norms of queries and keys and sinks
+    unchanged.
     Raises TransferError if projections are missing or of another size.
     """
     spelled = next((s for s in SPELLED[family] if s.weights <= tensors.keys()), None)
@@ -91,6 +94,8 @@ def state(family: str, traits: Traits, tensors: Arrays) -> dict[str, np.ndarray]
             rows |= {f"{role}_proj.{kind}": p for role, p in zip("qkv", parts, strict=True)}
         if (key := f"{spelled.out}.{kind}") in tensors:
             rows[f"out_proj.{kind}"] = tensors[key]
+    if spelled.sinks and spelled.sinks in tensors:
+        rows["sinks"] = tensors[spelled.sinks]
     if spelled.table and (key := bias_table(family)) in tensors:
         rows["position_bias.weight"] = tensors[key]
     return rows

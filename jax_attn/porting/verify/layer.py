@@ -183,6 +183,7 @@ def variant(traits: Traits) -> str:
         "QK-norm": traits.qk_norm is not None,
         "softcap": traits.softcap is not None,
         "a learned key": traits.add_bias_kv,
+        "sinks": traits.sinks,
         "window": traits.window is not None,
         "its own scale": scale and not math.isclose(scale, traits.sizes.head_dim**-0.5),
         "ALiBi": bias == "alibi",

@@ -7,7 +7,7 @@ port.json       {"schema_version", "to", "family", "keys": [torch keys], "passed
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -67,17 +67,21 @@ def write(
     record: Mapping[str, Any],
     source: Path,
     dtype: str | None = None,
+    left_out: Collection[str] = (),
 ) -> None:
     """Fill a folder with tensors, the record, and the configs from the folder of `source`.
 
     dtype: what floating-point numbers were cast to; it replaces another dtype in the config.
+    left_out: fields of the config that are not written.
     """
     configs = {}
     for name in (*CONFIGS, GENERATION):
         config = beside(source) / name
         if config.is_file():
-            named = dtype if name == CONFIGS[0] else None  # the others have no dtype
-            configs[name] = _of_dtype(config.read_bytes(), named)
+            content = config.read_bytes()
+            if name == CONFIGS[0]:  # the others have no dtype
+                content = _changed(content, dtype, left_out)
+            configs[name] = content
     write_all(folder, tensors, configs, record, kind)
 
 
@@ -160,13 +164,18 @@ def read_config(path: Path, names: Sequence[str] = CONFIGS) -> dict[str, Any] | 
     return config
 
 
-def _of_dtype(config: bytes, dtype: str | None) -> bytes:
-    """Return a config that names `dtype` in place of another; byte for byte the same if none."""
-    held = json.loads(config) if dtype is not None else {}
-    if not (other := {name for name in _DTYPES if held.get(name) not in (None, dtype)}):
+def _changed(config: bytes, dtype: str | None, left_out: Collection[str]) -> bytes:
+    """Return a config that names `dtype` in place of another, and no field that is left out.
+
+    It is byte for byte the same if nothing changes.
+    """
+    if dtype is None and not left_out:
         return config
-    named = {name: dtype if name in other else value for name, value in held.items()}
-    return f"{json.dumps(named, indent=2)}\n".encode()
+    held = json.loads(config)
+    named = {name: value for name, value in held.items() if name not in left_out}
+    if dtype is not None:
+        named |= {name: dtype for name in _DTYPES if named.get(name) not in (None, dtype)}
+    return config if named == held else f"{json.dumps(named, indent=2)}\n".encode()
 
 
 def _config_error(file: Path, reason: str) -> TransferError:

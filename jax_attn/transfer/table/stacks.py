@@ -99,6 +99,34 @@ packed_stack = Step(
 """One stack of tensors <-> several, which it concatenates: (E, 2·F, …) <-> two of (E, F, …)."""
 
 
+def _by_turns(arrays: Arrays, shapes: Shapes) -> Arrays:
+    return tuple(arrays[0][..., part :: len(shapes)] for part in range(len(shapes)))
+
+
+def _in_turn(arrays: Arrays, shapes: Shapes) -> Arrays:
+    parts = [array[..., None] for array in arrays]
+    return (concatenated(tuple(parts), shapes, axis=-1)[0].reshape(shapes[0]),)
+
+
+def _turns_source(shapes: Shapes, keys: int) -> Shapes:
+    if len(set(shapes)) != 1 or not shapes[0]:
+        raise MisfitError(f"alternating expects parts of one shape, got {[*shapes]}")
+    return ((*shapes[0][:-1], shapes[0][-1] * len(shapes)),)
+
+
+def _turns_target(shapes: Shapes, paths: int, sizes: Sizes) -> Shapes:
+    (shape,) = shapes
+    if not shape or shape[-1] % paths:
+        expected = f"a last axis of {paths} equal parts"
+        raise MisfitError(f"alternating expects {expected}, got {[*shape]}")
+    return ((*shape[:-1], shape[-1] // paths),) * paths
+
+
+alternating = Step("alternating", _turns_source, _turns_target, _by_turns, _in_turn, "split")
+"""One tensor <-> several, whose features take turns on its last axis: (…, 2·F), gate and up of each
+feature side by side, <-> two of (…, F)."""
+
+
 def _flat_shapes(shapes: Shapes, keys: int) -> Shapes:
     for shape in shapes:
         if len(shape) < 2 or {*shape[1:]} != {1}:

@@ -133,6 +133,14 @@ ROWS = {
     "qwen3_moe": FamilyModel(
         "Qwen3MoeForCausalLM", GROUPED | EXPERTS | {"moe_intermediate_size": 11}, "llama", 3, H=10
     ),
+    "gpt_oss": FamilyModel(
+        "GptOssForCausalLM",
+        GROUPED | EXPERTS | {"sliding_window": 5},
+        "gpt_oss",
+        3,
+        H=10,
+        does={"use_bias": True, "sinks": True},
+    ),
     "gemma3_text": FamilyModel(
         "Gemma3ForCausalLM",
         GROUPED | {"sliding_window": 5},

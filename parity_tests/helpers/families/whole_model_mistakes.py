@@ -60,6 +60,36 @@ def experts(**changed):
     return change
 
 
+def swiglu(**changed):
+    """Other numbers in every product of gate and up."""
+
+    def change(traits):
+        made = (
+            replace(b, mlp=b.mlp._replace(swiglu=b.mlp.swiglu._replace(**changed)))
+            for b in traits.blocks
+        )
+        return replace(traits, blocks=tuple(made))
+
+    return change
+
+
+def unclamped(traits):
+    """A gated MLP in place of the clamped product: without alpha, the limits and the 1."""
+    return replace(
+        traits, blocks=tuple(replace(b, mlp=b.mlp._replace(swiglu=None)) for b in traits.blocks)
+    )
+
+
+def scaled(**changed):
+    """Other fields of the rotary scaling."""
+
+    def change(a):
+        name, fields = a.rotary.scaling
+        return a.rotary._replace(scaling=(name, {**fields, **changed}))
+
+    return attention(rotary=change)
+
+
 def positions(**changed):
     """Another table of positions, of as many rows."""
 
@@ -245,6 +275,22 @@ MISTAKES = {
         "an expert less for each token": experts(chosen=2),
         "weights divided by their sum": experts(are_normalized=True),
         "no norms of queries and keys": attention(qk_norm=None),
+    },
+    "gpt_oss": {
+        "no sinks": attention(sinks=False),
+        "the other layer's window": one_layer_off("window"),
+        "a window of one key more": attention(window=one_key_more),
+        "truncated frequencies": scaled(truncate=True),
+        "frequencies not scaled": turning(scaling=None),
+        "a plain gated product": unclamped,
+        "no limit": swiglu(limit=1e6),
+        "another alpha": swiglu(alpha=1.702),
+        "an expert less for each token": experts(chosen=2),
+        "weights not divided by their sum": experts(are_normalized=False),
+    },
+    "gpt_oss, truncated frequencies, no biases": {
+        "frequencies that are not truncated": scaled(truncate=False),
+        "no sinks": attention(sinks=False),
     },
     "gemma2": {
         "a scale of w": norm(adds_one=False),

@@ -61,6 +61,25 @@ GEMMA3 = GEMMA2 | {
 }
 EXPERTS = GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 2}
 EXPERTS |= {"experts_implementation": "eager"}  # torch's products of groups take no float64
+# Small limits: products of random weights pass them on either side, as do texts the first length.
+GPT_OSS = EXPERTS | {
+    "hidden_size": 31,
+    "num_attention_heads": 6,
+    "sliding_window": 5,
+    "num_experts_per_tok": 3,
+    "swiglu_alpha": 1.3,
+    "swiglu_limit": 0.7,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150.0,
+        "factor": 4.0,
+        "beta_fast": 3.0,
+        "beta_slow": 0.3,
+        "truncate": False,
+        "original_max_position_embeddings": 7,
+    },
+}
+TRUNCATED = GPT_OSS["rope_parameters"] | {"truncate": True}
 # Distances of up to 12 and 18 fall into near and far buckets, and none onto a bound.
 T5 = {
     "d_model": 31,
@@ -144,6 +163,11 @@ CASES = {
     "qwen3_moe": (
         "Qwen3MoeForCausalLM",
         EXPERTS | {"num_hidden_layers": 1, "num_experts_per_tok": 3, "moe_intermediate_size": 13},
+    ),
+    "gpt_oss": ("GptOssForCausalLM", GPT_OSS),
+    "gpt_oss, truncated frequencies, no biases": (
+        "GptOssForCausalLM",
+        GPT_OSS | {"num_hidden_layers": 1, "attention_bias": False, "rope_parameters": TRUNCATED},
     ),
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),

@@ -7,6 +7,7 @@ from helpers.same_arrays import assert_same
 from jax_attn.transfer import (
     Layout,
     TransferError,
+    alternating,
     conv_bias,
     export,
     linears,
@@ -58,6 +59,26 @@ def test_a_stack_that_is_packed_has_its_parts_one_after_the_other():
     wrong = {"gate": np.zeros((E, IN, OUT), np.float32), "up": np.zeros((E, IN + 1, OUT))}
     with pytest.raises(TransferError):
         load(wrong, {"packed": packed}, both)
+
+
+def test_parts_that_take_turns_are_every_other_feature():
+    table = Layout(
+        row("both", ("gate", "up"), alternating),
+        row("both_bias", ("gate_bias", "up_bias"), alternating),
+    )
+    tensors = {"both": EXPERTS.repeat(2, axis=-1), "both_bias": EXPERTS[0].repeat(2, axis=-1)}
+    tensors = {key: array.copy() for key, array in tensors.items()}
+    for array in tensors.values():
+        array[..., 1::2] *= -1
+    zeros = {name: np.zeros((E, OUT, IN), np.float32) for name in ("gate", "up")}
+    zeros |= {f"{name}_bias": np.zeros((OUT, IN), np.float32) for name in ("gate", "up")}
+    loaded = load(zeros, tensors, table)
+    wanted = {"gate": EXPERTS, "up": -EXPERTS, "gate_bias": EXPERTS[0], "up_bias": -EXPERTS[0]}
+    assert_same(loaded, wanted)
+    assert_same(export(loaded, table), tensors)
+    for wrong in ({"gate": (E, OUT, IN + 1)}, {"gate": (E, OUT, IN + 1), "up": (E, OUT, IN + 1)}):
+        with pytest.raises(TransferError):
+            load(zeros | {k: np.zeros(s, np.float32) for k, s in wrong.items()}, tensors, table)
 
 
 WRONG = {

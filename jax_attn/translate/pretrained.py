@@ -182,9 +182,9 @@ def read_by_transformers(folder: Path, kind: Any, **options: Any) -> Pretrained:
     Weights in MXFP4 are dequantized. Raises TransferError for parameters that transformers would
     draw at random, and for what transformers refuses.
     """
-    from transformers.utils.quantization_config import Mxfp4Config
-
     if is_mxfp4(read_config(folder) or {}):
+        from transformers.utils.quantization_config import Mxfp4Config
+
         options |= {"quantization_config": Mxfp4Config(dequantize=True)}
     with _quiet(), _refused_by("transformers", folder, kind.__name__):
         model, loaded = kind.from_pretrained(

@@ -186,11 +186,18 @@ def _turns(prompt: str | None) -> Iterator[str]:
     return (text for text in texts if prompt is not None or text.strip())
 
 
+_OF_TOKENIZERS = ("token*", "vocab*", "merges*", "*.model", "*.tiktoken", "tekken*", "*.bpe")
+"""Patterns of the files of tokenizers."""
+
+
 def _tokenizer(checkpoint: Path, chat: bool) -> Any:
     """Return the tokenizer of a checkpoint's folder; with `chat` it must have a template."""
     from transformers import AutoTokenizer
 
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    # Without any, transformers makes an empty tokenizer for some models, such as T5.
+    if not any(path for pattern in _OF_TOKENIZERS for path in folder.glob(pattern)):
+        raise WrongInput(f"{folder}: expected a tokenizer, got none of its files")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except ImportError as error:  # a kind of tokenizer that needs another package

@@ -21,7 +21,7 @@ framework.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,6 +75,7 @@ class Family:
     optional_of(config): the Flax parts of the rest that a file may lack; it must have all others.
         A file may lack every head, except that of a model whose config names a causal language
         model with an untied head.
+    settled(config, keys): the config, with what the keys of a file decide.
 
     A missing key has transformers' default, except the number of layers. Every method raises one
     TransferError for a config that has unsupported values, or lacks one that has no default; the
@@ -94,6 +95,7 @@ class Family:
     model_of: Callable[[Reading, tuple[Traits, ...]], ModelTraits] | None = None
     without_model: tuple[str, ...] = ()
     optional_of: Callable[[Reading], tuple[str, ...]] = lambda config: ()
+    settled: Callable[[Config, Collection[str]], Config] = lambda config, keys: config
 
     @property
     def model_types(self) -> tuple[str, ...]:
@@ -146,10 +148,10 @@ class Family:
 
     def beside(self, config: Config, keys: Iterable[str]) -> tuple[Layout, frozenset[str]]:
         """Return the table of all but the blocks, and the Flax parts of it that a file may lack."""
-        with self._reading(config) as read:
+        keys = list(keys)
+        with self._reading(self.settled(config, keys)) as read:
             rest, head = self.rest_of(read), self.head_of(read)
             may_lack = frozenset(self.optional_of(read))
-        keys = list(keys)
         heads = {path.split(".")[0] for path in head.flax_paths()}
         heads -= {"lm_head"} if _has_own_head(config, head) else set()
         whole = rest.under(self.root(config, keys), "") + head
@@ -188,14 +190,15 @@ class Family:
 
         keys: those of the file. They may have a root, and choose one of several spellings.
         """
-        with self._reading(config) as read:
+        keys = list(keys)
+        with self._reading(self.settled(config, keys)) as read:
             block, rest, head = self.block_of(read), self.rest_of(read), self.head_of(read)
             places = self.places_in(read)
         spelled: dict[str, list[Layout]] = {}
         for place in places:
             spelled.setdefault(place.flax, []).append(block.under(*place))
         blocks = (spellings(*layouts) for layouts in spelled.values())
-        behind, keys = Layout(*blocks, rest), list(keys)
+        behind = Layout(*blocks, rest)
         whole = behind.under(self.root(config, keys), "") + head
         return optional(whole).spelled_as(keys)
 

@@ -92,8 +92,8 @@ def _traits(config: Reading, prefix: str) -> Traits:
 
 def _with_rope(config: Reading) -> Reading:
     """Return the config with transformers' rotary positions if it names none."""
-    said = (config.get(name) for name in ("rope_scaling", "rope_parameters"))
-    return config.with_values({"rope_parameters": _YARN}) if not any(said) else config
+    said = config.get("rope_scaling") or config.get("rope_parameters")
+    return config.with_values({"rope_parameters": _YARN}) if said is None else config
 
 
 def _window(config: Reading, layer: int) -> int | None:

@@ -6,9 +6,10 @@ its Flax paths are those of any other encoder.
 """
 
 import re
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
-from jax_attn.families.config import DECODER_LAYERS, LAYERS, Reading
+from jax_attn.families.config import DECODER_LAYERS, LAYERS, Config, Reading
 from jax_attn.families.family import Family, Prefixes
 from jax_attn.families.traits import (
     BiasTraits,
@@ -22,7 +23,7 @@ from jax_attn.families.traits import (
     VocabularyTraits,
 )
 from jax_attn.families.whole import activation, architecture, stacked
-from jax_attn.transfer import EMBEDDING, LINEAR, Layout, Sizes, either, ignored, linear, row, tied
+from jax_attn.transfer import EMBEDDING, LINEAR, Layout, Sizes, ignored, tied
 from jax_attn.transfer.table.layouts import BIASLESS, RMS_NORM, projections
 
 _SELF, _CROSS = "layer.0.SelfAttention", "layer.1.EncDecAttention"
@@ -44,13 +45,8 @@ _ABSENT = {"t5": _Absent(8, 2048, 32128, "relu")}
 _MODELS = ("Model", "EncoderModel", "ForConditionalGeneration")
 """Endings of the classes that have a whole model here."""
 
-_MLP = Layout(
-    either(
-        (row("wi_0.weight", "gate.kernel", linear), row("wi_1.weight", "up.kernel", linear)),
-        row("wi.weight", "up.kernel", linear),
-    ),
-    BIASLESS.under("wo", "down"),
-)
+_GATED = Layout(*(BIASLESS.under(*names) for names in (("wi_0", "gate"), ("wi_1", "up"))))
+_PLAIN = BIASLESS.under("wi", "up")
 
 
 def _block(config: Reading) -> Layout:
@@ -61,7 +57,8 @@ def _block(config: Reading) -> Layout:
 
 def _rest(config: Reading) -> Layout:
     config.flag("is_encoder_decoder", default=True)  # read, so it is no unknown field
-    encoder = _stack("attention_norm", "mlp_norm")
+    mlp = (_GATED if _is_gated(config) else _PLAIN) + BIASLESS.under("wo", "down")
+    encoder = _stack(mlp, "attention_norm", "mlp_norm")
     tokens = Layout(
         EMBEDDING.under("shared", "token_embedding"),
         tied("encoder.embed_tokens.weight", "shared.weight"),
@@ -72,7 +69,9 @@ def _rest(config: Reading) -> Layout:
         tokens,
         tied("decoder.embed_tokens.weight", "shared.weight"),
         encoder.under("encoder", "encoder"),
-        _stack("attention_norm", "cross_attention_norm", "mlp_norm").under("decoder", "decoder"),
+        _stack(mlp, "attention_norm", "cross_attention_norm", "mlp_norm").under(
+            "decoder", "decoder"
+        ),
         ignored(
             f"decoder.block.0.{_CROSS}.relative_attention_bias.weight",
             "unused: cross-attention has no bias",
@@ -95,7 +94,7 @@ def is_alone(config: Reading) -> bool:
     return architecture(config).endswith("EncoderModel")
 
 
-def _stack(*norms: str) -> Layout:
+def _stack(mlp: Layout, *norms: str) -> Layout:
     """Return the table of a side's MLPs and norms; norms: their Flax names, the MLP's last."""
     block, layer = "block.{layer}", "layers.{layer}"
     last = len(norms) - 1
@@ -104,16 +103,30 @@ def _stack(*norms: str) -> Layout:
             RMS_NORM.under(f"{block}.layer.{i}.layer_norm", f"{layer}.{name}")
             for i, name in enumerate(norms)
         ),
-        _MLP.under(f"{block}.layer.{last}.DenseReluDense", f"{layer}.mlp"),
+        mlp.under(f"{block}.layer.{last}.DenseReluDense", f"{layer}.mlp"),
         RMS_NORM.under("final_layer_norm", "final_norm"),
     )
 
 
 def _is_tied(config: Reading) -> bool:
-    # transformers 5 writes tie_word_embeddings = true for every T5, and keeps in
-    # scale_decoder_outputs whether the head of the original file was tied.
-    is_tied = config.flag("tie_word_embeddings", default=True)
-    return config.flag("scale_decoder_outputs", default=is_tied)
+    return config.flag("tie_word_embeddings", default=True)
+
+
+def _scales(config: Reading) -> bool:
+    """Return whether the head reads scaled states, which transformers 5 says in a field."""
+    scales = config.flag("scale_decoder_outputs", default=_is_tied(config))
+    return scales and config.get("model_type") != "mt5"
+
+
+def _settled(config: Config, keys: Collection[str]) -> Config:
+    """Return the config with a head of its own if the file has one.
+
+    transformers 5 writes tie_word_embeddings = true for every T5. Where states are scaled, a file
+    may have the tied weight twice, and the config is believed.
+    """
+    may_have_own = config.get("model_type") == "mt5" or config.get("scale_decoder_outputs") is False
+    has_own = may_have_own and "lm_head.weight" in keys
+    return {**config, "tie_word_embeddings": False} if has_own else config
 
 
 def _head(config: Reading) -> Layout:
@@ -157,11 +170,17 @@ def _absent(config: Reading) -> _Absent:
     return _ABSENT.get(config.get("model_type"), _Absent())
 
 
+def _projection(config: Reading) -> Any:
+    return config.get("feed_forward_proj") or _absent(config).feed_forward_proj
+
+
+def _is_gated(config: Reading) -> bool:
+    return str(_projection(config)).split("-")[0] == "gated"
+
+
 def _mlp(config: Reading) -> MLPTraits:
-    absent = _absent(config)
-    named = config.get("feed_forward_proj") or absent.feed_forward_proj
+    is_gated, named = _is_gated(config), _projection(config)
     parts = named.split("-") if isinstance(named, str) else []
-    is_gated = parts[:1] == ["gated"]
     if len(parts) != 1 + is_gated:
         expected = "the name of an activation, or of a gated one such as 'gated-gelu'"
         config.refuse("feed_forward_proj", named, expected)
@@ -174,7 +193,7 @@ def _mlp(config: Reading) -> MLPTraits:
             config.refuse(name, value, f"{same!r}, as feed_forward_proj says")
     by_name = config.with_values({"feed_forward_proj": function})
     return MLPTraits(
-        config.number("d_ff", default=absent.d_ff),
+        config.number("d_ff", default=_absent(config).d_ff),
         activation(by_name, "feed_forward_proj", "relu"),
         is_gated=is_gated,
         use_bias=False,
@@ -189,8 +208,7 @@ def _model(config: Reading, attention: tuple[Traits, ...]) -> ModelTraits:
     # None of these is read by transformers: a T5 has no table of positions.
     for name in ("n_positions", "scalable_attention"):
         config.get(name)
-    scales = config.get("model_type") != "mt5" and _is_tied(config)
-    head = VocabularyTraits(_is_tied(config), scale=D**-0.5 if scales else None)
+    head = VocabularyTraits(_is_tied(config), scale=D**-0.5 if _scales(config) else None)
     mlp = _mlp(config)
     return ModelTraits(
         D,
@@ -237,4 +255,5 @@ T5 = Family(
     roots=("", "transformer"),
     also=("mt5", "umt5"),
     model_of=_model,
+    settled=_settled,
 )

@@ -127,6 +127,8 @@ def problems(
         found += _mask_problems(rows.attention_mask)
     found += model_problems(model)
     counts = checks.count_problems(max_new_tokens=max_new_tokens, every=every)
+    if not counts and max_new_tokens > (most := np.iinfo(np.int32).max):
+        counts = [f"max_new_tokens: expected at most {most}, got {max_new_tokens}"]
     if is_readable and not counts:
         counts = _room_problems(model, rows, max_new_tokens, room)
     return found + counts + _choice_problems(model, how, wanted)

@@ -198,6 +198,8 @@ class EncoderDecoder(nnx.Module):
         if (source is None) == (cache is None):
             which = "neither" if source is None else "both"
             problems.append(f"source, cache: expected one of them, got {which}")
+        elif cache is None:
+            problems += self._source_problems(source)
         checks.raise_all(where, problems)
         read: Any = source if cache is None else cache.source
         problems = []
@@ -210,9 +212,10 @@ class EncoderDecoder(nnx.Module):
         """Return a cache with room for `length` tokens a row of the decoder, which reads `source`.
 
         Raises:
-          ArgumentError: the decoder is not causal.
+          ArgumentError: the decoder is not causal, or cannot read the source.
         """
-        checks.raise_all("EncoderDecoder.empty_cache", inputs.cache_problems(self.reads))
+        problems = inputs.cache_problems(self.reads) + self._source_problems(source)
+        checks.raise_all("EncoderDecoder.empty_cache", problems)
         batch = len(source.hidden)
         layers = self.decoder.layers
         return Decoding(source, tuple(layer.empty_cache(batch, length) for layer in layers))
@@ -275,6 +278,15 @@ class EncoderDecoder(nnx.Module):
 
     def _problems(self, rows: Rows, caches: tuple[KVCache, ...] | None = None) -> list[str]:
         return inputs.problems(self.embedding, self.reads, *rows, None, None, None, caches)
+
+    def _source_problems(self, source: Any) -> list[str]:
+        """Say why the decoder cannot read this."""
+        if not isinstance(source, Source):
+            return [f"source: expected one that encode returned, got {checks.summary(source)}"]
+        own = len(self.decoder.layers), self.embed_dim
+        got = len(source.memories), source.hidden.shape[-1]
+        words = "one for {} layers of width {}".format
+        return [] if got == own else [f"source: expected {words(*own)}, got {words(*got)}"]
 
     def _encoded(self, rows: Rows) -> Source:
         tokens, *padding = rows

@@ -107,6 +107,7 @@ def load(
             problems += halved
             config = as_plain(config)
         keys = tuple(port_folder.read_record(path).get("keys", ()) if is_flax else tensors)
+        config = dict(family.settled(config, keys))
         described, unreadable = specs(tensors)
         family.model_traits(config, ())  # raises every problem of the config, whatever the file
         # Checked before making traits for as many layers as the config claims.

@@ -199,3 +199,19 @@ def test_every_unsupported_field_is_named_at_once():
     with pytest.raises(TransferError) as caught:
         whole(PUBLISHED | wrong)
     assert {problem.name.split()[-1] for problem in caught.value.problems} == wrong.keys()
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({}, "Yarn"),
+        ({"rope_scaling": None, "rope_parameters": None}, "Yarn"),
+        ({"rope_scaling": {}}, "Yarn"),
+        ({"rope_parameters": {}}, None),
+        ({"rope_parameters": {"rope_theta": 150000}}, None),
+    ],
+)
+def test_without_rotary_fields_there_is_yarn_as_in_transformers(said, kind):
+    plain = {name: x for name, x in PUBLISHED.items() if name != "rope_scaling"}
+    scaling = whole(plain | said).blocks[0].attention.rotary.scaling
+    assert (scaling and scaling[0]) == kind

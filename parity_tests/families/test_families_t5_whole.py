@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+import transformers as tf
 from flax import nnx
 
 from jax_attn import models, transfer
@@ -87,31 +88,50 @@ def test_published_models_have_their_layers_and_parameters(name):
     assert (model.generation.start, model.generation.ends) == (0, (1,))
 
 
-# name -> a field, and the head's traits (is_tied, whether it scales)
+# name -> fields, whether the file has lm_head.weight, and the head: is it tied, does it scale
+BY_5 = {"tie_word_embeddings": True}  # as transformers 5 writes it for every T5
 HEADS = {
-    "t5-small": ({}, True, True),
-    "Flan's file": ({"tie_word_embeddings": False}, False, False),
-    "Flan, written by transformers 5": (
-        {"tie_word_embeddings": True, "scale_decoder_outputs": False},
-        *(False, False),
-    ),
-    "t5-small, written by transformers 5": (
-        {"tie_word_embeddings": True, "scale_decoder_outputs": True},
-        *(True, True),
-    ),
-    "mT5, written by transformers 5": (
-        {"model_type": "mt5", "tie_word_embeddings": True},
-        *(True, False),
-    ),
+    "t5-small": ({}, False, True, True),
+    "Flan's file": ({"tie_word_embeddings": False}, True, False, False),
+    "Flan, written again": (BY_5 | {"scale_decoder_outputs": False}, True, False, False),
+    "made untied": (BY_5 | {"scale_decoder_outputs": False}, False, True, False),
+    "t5-small, written again": (BY_5 | {"scale_decoder_outputs": True}, False, True, True),
+    "a tied weight that is there twice": (BY_5, True, True, True),
+    "mT5, written again": (BY_5 | {"model_type": "mt5"}, True, False, False),
+    "mT5, made": (BY_5 | {"model_type": "mt5"}, False, True, False),
 }
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_tied_head_reads_scaled_states_but_not_in_mt5(name):
-    fields, is_tied, scales = HEADS[name]
+def test_config_and_file_say_whether_the_head_is_tied_and_reads_scaled_states(name):
+    fields, has_own, is_tied, scales = HEADS[name]
     config = SMALL | fields
-    head = model_family(config).model_traits(config).lm_head
+    family, keys = model_family(config), ["lm_head.weight"] * has_own
+    head = family.model_traits(family.settled(config, keys)).lm_head
     assert (head.is_tied, head.scale) == (is_tied, 512**-0.5 if scales else None)
+
+
+TINY = {"vocab_size": 37, "d_model": 12, "d_kv": 5, "d_ff": 14, "num_layers": 1, "num_heads": 2}
+MADE = {
+    "t5": tf.T5Config(**TINY),
+    "t5, gated": tf.T5Config(**TINY, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": tf.MT5Config(**TINY),
+    "umt5": tf.UMT5Config(**TINY),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_an_untrained_model_is_written_under_the_names_of_transformers(name, tmp_path):
+    """And is what transformers makes of the same config: its head is tied."""
+    config = MADE[name]
+    made = tf.AutoModelForSeq2SeqLM.from_config(config)
+    made.save_pretrained(tmp_path / "theirs")
+    models.save(models.from_config(config, rngs=nnx.Rngs(0)), tmp_path / "ours")
+    ours, theirs = (transfer.load_checkpoint(tmp_path / side) for side in ("ours", "theirs"))
+    with ours, theirs:
+        assert {*ours} == {*theirs}
+        assert {key: ours[key].shape for key in ours} == {k: theirs[k].shape for k in theirs}
+    models.load(tmp_path / "theirs")
 
 
 # what is asked for -> the fields that are refused, all of them at once

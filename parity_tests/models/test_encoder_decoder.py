@@ -267,6 +267,18 @@ REFUSED = {
         lambda m: m.decode(BEGUN, source=source(m, 2)),
         "tokens: expected 2 rows as in the source, got 3",
     ),
+    "states for a source": (
+        lambda m: m.decode(BEGUN, source=source(m).hidden),
+        r"source: expected one that encode returned, got float32\[3, 7, 31\]",
+    ),
+    "no source for a cache": (
+        lambda m: m.empty_cache(None, T),
+        r"EncoderDecoder\.empty_cache: source: expected one that encode returned, got None",
+    ),
+    "the source of a model with other layers": (
+        lambda m: m.decode(BEGUN, source=source(m)._replace(memories=source(m).memories[:1])),
+        "source: expected one for 2 layers of width 31, got one for 1 layers of width 31",
+    ),
     "a cache of layers alone": (
         lambda m: m.decode(BEGUN, cache=m.empty_cache(source(m), T).caches),
         "cache: expected one that empty_cache or decode returned, got tuple",
@@ -280,6 +292,10 @@ REFUSED = {
     "all of generate at once": (
         lambda m: m.generate(TOKENS + V, LENGTHS, 0, temperature=0.5, top_p=2.0),
         "(?s)tokens: expected 0 to 40.*max_new_tokens: expected.*top_p: expected.*key: expected",
+    ),
+    "more tokens than are counted": (
+        lambda m: m.generate(TOKENS, LENGTHS, 2**31),
+        "max_new_tokens: expected at most 2147483647, got 2147483648",
     ),
     "a conversation": (
         lambda m: models.Chat(m, batch=0),

@@ -46,8 +46,8 @@ def dequantized(tensors: Tensors) -> "tuple[Dequantized, list[Problem]]":
     names = {key.removesuffix(_BLOCKS) for key in by_key if key.endswith(_BLOCKS)}
     names |= {key.removesuffix(_SCALES) for key in by_key if key.endswith(_SCALES)}
     problems = [problem for name in sorted(names) for problem in _problems(name, by_key)]
-    wrong = {problem.name for problem in problems}
-    stacks = {f"{name}{_BLOCKS}": name for name in names if f"{name}{_BLOCKS}" not in wrong}
+    wrong = {problem.name.removesuffix(_BLOCKS).removesuffix(_SCALES) for problem in problems}
+    stacks = {f"{name}{_BLOCKS}": name for name in names - wrong}
     return Dequantized(tensors, stacks, by_key), problems
 
 
@@ -55,7 +55,7 @@ def _problems(name: str, by_key: dict[str, Spec]) -> list[Problem]:
     blocks, scales = f"{name}{_BLOCKS}", f"{name}{_SCALES}"
     if missing := [key for key in (blocks, scales) if key not in by_key]:
         text = f"expected it beside the other half of {name}, which is MXFP4"
-        return [Problem("missing", blocks, f"{text}; {missing[0]} is absent")]
+        return [Problem("missing", missing[0], text)]
     if name in by_key:
         text = f"expected either MXFP4 or plain numbers, got {blocks} and {name}"
         return [Problem("doubly written", blocks, text)]

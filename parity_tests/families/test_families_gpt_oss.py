@@ -57,6 +57,7 @@ def block(name, dtype="float32") -> Turned:
     return Turned.of(drawn(GptOssAttention(config, layer)), config, place, theirs, dtype)
 
 
+@pytest.mark.slow
 @in_dtypes("name", USUAL, long=[name for name in CASES if name not in USUAL])
 def test_a_block_agrees_with_transformers(name, dtype):
     block(name, dtype).check().raise_for_status()
@@ -78,11 +79,13 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_fails(mistake):
     mistakes.assert_seen(MISTAKES[mistake], block("a window"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("says", [True, False])
 def test_frequencies_of_the_other_truncation_fail(says):
     name = "truncated frequencies" if says else "frequencies that are not truncated"

@@ -78,6 +78,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_have_their_layers_and_parameters(name):
     config, layers, of_decoder, count = PUBLISHED[name]
@@ -120,6 +121,7 @@ MADE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_an_untrained_model_is_written_under_the_names_of_transformers(name, tmp_path):
     """And is what transformers makes of the same config: its head is tied."""

@@ -89,6 +89,7 @@ def test_a_port_there_and_back_is_plain_and_has_transformers_bits(folder, tmp_pa
         assert np.array_equal(array, transfer.flatten(models.load(folder))[path])
 
 
+@pytest.mark.slow
 def test_it_agrees_with_transformers_which_reads_the_same_bytes(folder):
     pair = pair_of(folder, json.loads((folder / "config.json").read_text()), "float32")
     assert pair.check().verdict is Verdict.PASS

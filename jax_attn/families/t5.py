@@ -119,17 +119,17 @@ def _scales(config: Reading) -> bool:
 
 
 def _settled(config: Config, keys: Collection[str]) -> Config:
-    """Return the config with a head of its own if the file has one.
+    """Return the config with a head of its own if the file has one and states are not scaled.
 
     transformers 5 writes tie_word_embeddings = true for every T5. Where states are scaled, a file
     may have the tied weight twice, and the config is believed.
     """
-    may_have_own = config.get("model_type") == "mt5" or config.get("scale_decoder_outputs") is False
-    has_own = may_have_own and "lm_head.weight" in keys
+    has_own = config.get("scale_decoder_outputs") is False and "lm_head.weight" in keys
     return {**config, "tie_word_embeddings": False} if has_own else config
 
 
 def _head(config: Reading) -> Layout:
+    _scales(config)  # read, so that a wrong value is named with the others
     return Layout(
         tied("lm_head.weight", "shared.weight")
         if _is_tied(config)

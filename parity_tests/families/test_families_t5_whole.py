@@ -98,8 +98,7 @@ HEADS = {
     "made untied": (BY_5 | {"scale_decoder_outputs": False}, False, True, False),
     "t5-small, written again": (BY_5 | {"scale_decoder_outputs": True}, False, True, True),
     "a tied weight that is there twice": (BY_5, True, True, True),
-    "mT5, written again": (BY_5 | {"model_type": "mt5"}, True, False, False),
-    "mT5, made": (BY_5 | {"model_type": "mt5"}, False, True, False),
+    "mT5": (BY_5 | {"model_type": "mt5"}, False, True, False),
 }
 
 

@@ -79,4 +79,5 @@ MISFITS = {
 def test_what_is_no_stack_is_named(name):
     others = {key.replace("up", "down"): array for key, array in MISFITS[name].items()}
     _, problems = dequantized(MISFITS[name] | others)
-    assert [problem.name for problem in problems] == ["down_blocks", "up_blocks"]
+    which = "scales" if name == "no scales" else "blocks"
+    assert [problem.name for problem in problems] == [f"down_{which}", f"up_{which}"]
